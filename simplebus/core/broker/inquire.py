@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
 from itertools import islice
@@ -19,7 +20,10 @@ import msgspec
 from simplebus.core import dead_letters
 from simplebus.core.authorization.session_permissions import can_inquire
 from simplebus.core.broker.class_warnings import count_backlog, find_class_warning
-from simplebus.core.broker.inquire_channels import ChannelListenerSource, report_channel
+from simplebus.core.broker.inquire_channels import (
+    ChannelListenerSource,
+    report_channel_in_steps,
+)
 from simplebus.core.broker.inquire_positions import (
     PositionReporter,
     nonzero_counts,
@@ -69,12 +73,49 @@ from simplebus.core.protocol.inquiry import (
 )
 from simplebus.core.session.session import Session
 from simplebus.core.settings import Retention
-from simplebus.core.steps import run_to_end
+from simplebus.core.steps import drain_list, run_to_end
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import Grants, has_private_channels
 
-_CLASSES_PER_STEP = 256
+_CLASSES_PER_STEP = _POSITIONS_PER_STEP = 256
+
+
+@dataclass(slots=True)
+class _PositionTotals:
+    """Counts of all positions of a class, the ended ones included."""
+
+    delivered_count: int
+    redelivered_count: int
+    acknowledged_count: int
+    undelivered_counts: Counter[Reason]
+    """Messages that were dropped or not delivered to some position, by reason."""
+    lowest: list[Position] = field(default_factory=list)
+    """Positions that hold the oldest messages, the oldest first."""
+
+
+def _count_positions(cls: MessageClass) -> Generator[None, None, _PositionTotals]:
+    """Count the positions of a class in steps. A position that ends meanwhile is counted once."""
+    totals = _PositionTotals(
+        cls.delivered_count,
+        cls.redelivered_count,
+        cls.acknowledged_count,
+        Counter(cls.dropped_counts),
+    )
+    positions = drain_list(list(cls.positions))
+    while part := list(islice(positions, _POSITIONS_PER_STEP)):
+        for position in part:
+            totals.delivered_count += position.delivered_count
+            totals.redelivered_count += position.redelivered_count
+            totals.acknowledged_count += position.acknowledged_count
+            if position.undelivered_counts:
+                totals.undelivered_counts.update(position.undelivered_counts)
+        totals.lowest = nsmallest(
+            INQUIRY_POSITIONS_MAX, [*totals.lowest, *part], key=_position_floor
+        )
+        if len(part) == _POSITIONS_PER_STEP:
+            yield
+    return totals
 
 
 def _run_next_step(session: Session, steps: Iterator[None]) -> bool:
@@ -119,39 +160,27 @@ class InquiryHandler:
         """Queue an Inquire request of a session. `on_refused` is called if it fails."""
         inquiry = event.body
         assert not isinstance(inquiry, AcksInquiry)
-        if isinstance(inquiry, BusInquiry | ChannelInquiry):
-            steps = self._send_long_report(session, inquiry, event.request_number, on_refused)
-            session.outbox.defer_reply(partial(_run_next_step, session, steps))
-            return
+        remote_counts: dict[int, RemoteCountOutcome] = {}
+        steps = self._send_report(session, inquiry, event.request_number, remote_counts, on_refused)
 
-        def send_report(counted: dict[int, RemoteCountOutcome]) -> None:
-            try:
-                report = self.build_report(inquiry, counted, grants=session.grants)
-            except RemoteProtocolError as error:
-                on_refused(error)
-                return
-            content = msgspec.json.encode(report)
-            session.outbox.queue_reply(
-                frames.encode(frames.INQUIRE, message_id=event.request_number, content=content)
-            )
+        def send_next_part(counted: dict[int, RemoteCountOutcome]) -> bool:
+            remote_counts.update(counted)
+            return _run_next_step(session, steps)
 
         remote_classes = partial(self._remote_classes, inquiry)
-        session.outbox.defer_reply(RemoteInquiry(session, remote_classes, send_report).try_reply)
+        session.outbox.defer_reply(RemoteInquiry(session, remote_classes, send_next_part).try_reply)
 
-    def _send_long_report(
+    def _send_report(
         self,
         session: Session,
-        inquiry: BusInquiry | ChannelInquiry,
+        inquiry: Inquiry,
         request_number: int,
+        remote_counts: Mapping[int, RemoteCountOutcome],
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> Iterator[None]:
-        """Send a report on the bus or a channel, in steps because there may be many classes."""
-        report: BusInfo | ChannelInfo
+        """Send a report in steps, because there may be many classes and positions."""
         try:
-            if isinstance(inquiry, BusInquiry):
-                report = yield from self._report_bus(session.grants)
-            else:
-                report = yield from self._report_channel(inquiry, session.grants)
+            report = yield from self._build_report(inquiry, remote_counts, session.grants)
         except RemoteProtocolError as error:
             on_refused(error)
             return
@@ -178,14 +207,23 @@ class InquiryHandler:
         Raises:
             RemoteProtocolError: (unknown_class, unknown_session)
         """
+        return run_to_end(self._build_report(inquiry, remote_counts or {}, grants))
+
+    def _build_report(
+        self,
+        inquiry: Inquiry,
+        remote_counts: Mapping[int, RemoteCountOutcome],
+        grants: Grants | None,
+    ) -> Generator[None, None, InquireReply]:
+        """Build a report in steps. Raises RemoteProtocolError."""
         match inquiry:
             case BusInquiry():
-                return run_to_end(self._report_bus(grants))
+                return (yield from self._report_bus(grants))
             case ClassInquiry(class_=name_or_id):
                 cls = self._require_class(name_or_id, grants)
-                return self._report_class(cls, remote_counts or {}, grants)
+                return (yield from self._report_class(cls, remote_counts, grants))
             case ChannelInquiry():
-                return run_to_end(self._report_channel(inquiry, grants))
+                return (yield from self._report_channel(inquiry, grants))
         session = self._sessions.get(inquiry.session)
         if session is None:
             raise RemoteProtocolError(
@@ -338,13 +376,15 @@ class InquiryHandler:
         while unindexed := [cls for cls in classes if cls.channels.has_unindexed_patterns]:
             unindexed[0].channels.update_some_patterns()
             yield
-        return report_channel(
-            inquiry.channel,
-            [cls for cls in classes if self._store.classes.get(cls.class_id) is cls],
-            subject_bindings=self._store.subject_bindings,
-            now=self._now,
-            describe_consumer=self._position_reporter.describe_consumer,
-            listener_sources=self.listener_sources,
+        return (
+            yield from report_channel_in_steps(
+                inquiry.channel,
+                [cls for cls in classes if self._store.classes.get(cls.class_id) is cls],
+                subject_bindings=self._store.subject_bindings,
+                now=self._now,
+                describe_consumer=self._position_reporter.describe_consumer,
+                listener_sources=self.listener_sources,
+            )
         )
 
     # A class -------------------------------------------------------------------------------------
@@ -354,11 +394,16 @@ class InquiryHandler:
         cls: MessageClass,
         remote_counts: Mapping[int, RemoteCountOutcome],
         grants: Grants | None,
-    ) -> ClassInfo:
+    ) -> Generator[None, None, ClassInfo]:
+        """Build the report on a class in steps. Each position is counted at its step."""
+        totals = yield from _count_positions(cls)
         store, ring = self._store, cls.ring
         statistics, commit_log = ring.statistics(), store.commit_log
-        listed = nsmallest(INQUIRY_POSITIONS_MAX, cls.positions, key=_position_floor)
-        positions = [self._describe_position(cls, position, grants) for position in listed]
+        positions = [
+            self._describe_position(cls, position, grants)
+            for position in totals.lowest
+            if position in cls.positions
+        ]
         blocked = list(islice(cls.blocked_sessions, INQUIRY_MEMBERS_MAX))
         dead_class_id = self._dead_letter_class_id(cls)
         if dead_class_id is not None and not can_inquire(grants, store.classes[dead_class_id]):
@@ -394,10 +439,10 @@ class InquiryHandler:
             backlog=count_backlog(cls),
             purged=stored - _count_unpurged(cls),
             channels=len(cls.channels),
-            delivered=cls.delivered_count + sum(p.delivered_count for p in cls.positions),
-            redelivered=cls.redelivered_count + sum(p.redelivered_count for p in cls.positions),
-            acknowledged=cls.acknowledged_count + sum(p.acknowledged_count for p in cls.positions),
-            dropped=nonzero_counts(cls.count_undelivered()),
+            delivered=totals.delivered_count,
+            redelivered=totals.redelivered_count,
+            acknowledged=totals.acknowledged_count,
+            dropped=nonzero_counts(totals.undelivered_counts),
             dead_class=dead_class_id,
             dead_letters=0
             if dead_class_id is None

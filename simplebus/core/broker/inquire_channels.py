@@ -6,7 +6,7 @@ among those, and near misses only in a bounded number of other patterns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from itertools import islice
 from typing import Protocol
 
@@ -23,7 +23,10 @@ from simplebus.core.limits import (
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.inquiry import ChannelClassInfo, ChannelInfo, ListenerInfo, MatchInfo
+from simplebus.core.steps import drain_list
 from simplebus.core.subscription.position import Position
+
+_POSITIONS_PER_STEP = 256
 
 
 class ChannelListenerSource(Protocol):
@@ -45,7 +48,7 @@ class _PatternBudget:
         return self.remaining_count >= 0
 
 
-def report_channel(
+def report_channel_in_steps(
     channel: str,
     classes: Iterable[MessageClass],
     *,
@@ -53,29 +56,26 @@ def report_channel(
     now: float,
     describe_consumer: Callable[[Position], str],
     listener_sources: Iterable[ChannelListenerSource],
-) -> ChannelInfo:
-    """Build the report. Raises RemoteProtocolError (bad_channel) if the channel is not a legal
-    name.
+) -> Generator[None, None, ChannelInfo]:
+    """Build the report in steps. Raises RemoteProtocolError (bad_channel) if the channel is not a
+    legal name.
     """
     try:
         check_name(channel)
     except ValueError as error:
         raise RemoteProtocolError(Reason.BAD_CHANNEL, str(error)) from None
     pattern_budget = _PatternBudget()
-    reports = [
-        report
-        for cls in classes
-        if (
-            report := _report_class(
-                channel,
-                cls,
-                subject_bindings.subjects_of(cls.class_id),
-                describe_consumer,
-                pattern_budget,
-            )
+    reports: list[ChannelClassInfo] = []
+    for cls in classes:
+        report = yield from _report_class(
+            channel,
+            cls,
+            subject_bindings.subjects_of(cls.class_id),
+            describe_consumer,
+            pattern_budget,
         )
-        is not None
-    ]
+        if report is not None:
+            reports.append(report)
     listeners: list[ListenerInfo] = []
     left_out = 0
     for source in listener_sources:
@@ -98,7 +98,7 @@ def _report_class(
     subjects: tuple[str, ...],
     describe_consumer: Callable[[Position], str],
     pattern_budget: _PatternBudget,
-) -> ChannelClassInfo | None:
+) -> Generator[None, None, ChannelClassInfo | None]:
     """Return the report on one class, or None if the class has nothing to do with the channel."""
     bound = [subject for subject in subjects if matches(subject, channel)]
     stored = cls.channels.count_stored(channel)
@@ -106,7 +106,11 @@ def _report_class(
     match_reports: list[MatchInfo] = []
     near_misses: list[MatchInfo] = []
     left_out = 0
-    for position in cls.positions:
+    for number, position in enumerate(drain_list(list(cls.positions)), 1):
+        if number % _POSITIONS_PER_STEP == 0:
+            yield
+        if position not in cls.positions:  # It has ended meanwhile.
+            continue
         patterns = position.channel_filter.patterns if position.channel_filter is not None else ()
         if position.channel_filter is None or position.channel_filter in matching_filters:
             if len(match_reports) >= INQUIRY_MEMBERS_MAX:

@@ -135,9 +135,16 @@ class RemoteInquiry:
         self,
         session: Session,
         list_remote_classes: Callable[[], list[RemoteStorage]],
-        send_reply: Callable[[dict[int, RemoteCountOutcome]], None],
+        send_reply: Callable[[dict[int, RemoteCountOutcome]], bool],
     ) -> None:
-        """Create an inquiry. `list_remote_classes` is called when earlier replies were sent."""
+        """Create an inquiry.
+
+        Args:
+            session: The session that asks.
+            list_remote_classes: Called when earlier replies were sent.
+            send_reply: Called with the counts until it returns True. If it returns False, it calls
+                `resume_replies`.
+        """
         self._session = session
         self._list_remote_classes = list_remote_classes
         self._send_reply = send_reply
@@ -153,8 +160,7 @@ class RemoteInquiry:
                 cls.count_messages(partial(self._on_counted, cls.class_id))
         if self._missing_class_ids:
             return self._session.is_closed
-        self._send_reply(self._outcome_by_class)
-        return True
+        return self._send_reply(self._outcome_by_class)
 
     def _on_counted(self, class_id: int, outcome: RemoteCountOutcome) -> None:
         assert self._missing_class_ids is not None, "a count arrived that was not requested"

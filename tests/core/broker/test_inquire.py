@@ -413,7 +413,54 @@ def test_report_on_all_classes_is_built_in_steps(
     assert decode_reply(json.dumps(reply.content).encode()) == expected
 
 
+@pytest.mark.parametrize("position_count", [100, 600])
+def test_report_on_a_class_counts_its_positions_in_steps(position_count: int) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    subscribes = [subscribe(1, number) for number in range(1, position_count + 1)]
+    subscriber = connect_version2(bus, *subscribes, publish(1, 0, b"x"), classes=[1])
+    subscriber.receive_replies()
+    peer = connect_version2(bus, classes=[1])
+    peer.session.allow_split_reads()
+    inquiry = ClassInquiry(1)
+    expected = bus.broker.inquiry_handler.build_report(inquiry)
+    assert isinstance(expected, ClassInfo)
+    assert expected.delivered == position_count
+    peer.send(frames.encode(frames.INQUIRE, message_id=3, content=msgspec.json.encode(inquiry)))
+    step_count = 0
+    while not (replies := peer.receive_replies()):
+        if step_count == 1:  # Both positions are counted once, whichever step counts them.
+            subscriber.send(unsubscribe(1), unsubscribe(position_count))
+        step_count += 1
+    assert step_count == 1 + position_count // 256
+    report = decode_reply(json.dumps(replies[0].content).encode())
+    assert isinstance(report, ClassInfo)
+    assert report.delivered == expected.delivered
+    assert len(report.positions) == len(expected.positions) - (1 if step_count > 1 else 0)
+
+
 # A channel ---------------------------------------------------------------------------------------
+
+
+def test_channel_report_examines_positions_in_steps() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    subscribes = [subscribe(1, number, channels=["a.*"]) for number in range(1, 601)]
+    subscriber = connect_version2(bus, *subscribes, classes=[1])
+    peer = connect_version2(bus, classes=[1])
+    peer.session.allow_split_reads()
+    while bus.broker.store.update_some_patterns():
+        pass
+    inquiry = ChannelInquiry("a.x")
+    peer.send(frames.encode(frames.INQUIRE, message_id=3, content=msgspec.json.encode(inquiry)))
+    step_count = 0
+    while not (replies := peer.receive_replies()):
+        if step_count == 1:
+            subscriber.send(unsubscribe(600))
+        step_count += 1
+    assert step_count == 1 + 600 // 256
+    expected = bus.broker.inquiry_handler.build_report(inquiry)
+    assert decode_reply(json.dumps(replies[0].content).encode()) == expected
 
 
 def test_channel_report_first_indexes_new_patterns_in_steps() -> None:
