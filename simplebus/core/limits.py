@@ -74,6 +74,15 @@ SLOW_ACK_BYTES = 320
 MIXED_ENVELOPES_PER_TURN = 1024
 # Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.
 HEADERS_BYTES_PER_TURN = 32 * 1024
+# Frames of different lengths in one turn. After some refusals, the frames of some turns are fewer,
+# because each refusal is sent in an Error frame of its own.
+FRAMES_PER_TURN = 32_768
+REFUSALS_MAX = 64
+FRAMES_AFTER_REFUSALS = 64
+# Acks of several subscriptions, or between other frames, in one turn: each may be invalid.
+INTERLEAVED_ACKS_PER_TURN = 512
+# Changes between classes or subscriptions of consecutive frames in one turn.
+KEY_CHANGES_PER_TURN = 2048
 # Changes between frame types in one turn: consecutive frames of one type are processed together.
 TYPE_CHANGES_PER_TURN = 128
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from simplebus.core.limits import (
     BINDINGS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
+    FRAMES_AFTER_REFUSALS,
+    FRAMES_PER_TURN,
     HEADERS_BYTES_PER_TURN,
+    INTERLEAVED_ACKS_PER_TURN,
+    KEY_CHANGES_PER_TURN,
     MIXED_ENVELOPES_PER_TURN,
     PATTERNS_PER_TURN,
+    REFUSALS_MAX,
     RETURNED_PER_TURN,
     RING_IDLE_TICKS,
     RING_SEGMENT_BYTES_MAX,
@@ -190,6 +195,104 @@ def test_long_headers_are_stored_one_by_one() -> None:
     while run_turn(peer):
         counts.append(bus.statistics(1).ring.message_count)
     assert counts == [1, 2, 3, 4, 5]
+
+
+def test_messages_with_delays_are_stored_in_portions() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    contents = [envelope.encode(Envelope(not_before_ms=n + 1), b"") for n in range(5000)]
+    peer.send(publish_envelopes(1, 0, *contents))
+    counts = [bus.statistics(1).ring.message_count]
+    while run_turn(peer):
+        counts.append(bus.statistics(1).ring.message_count - sum(counts))
+    assert max(counts) <= MIXED_ENVELOPES_PER_TURN
+    assert sum(counts) == 5000
+
+
+def test_messages_of_different_lengths_are_stored_in_portions() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    peer.send(publish(1, 0, *[b"x" * (n % 3) for n in range(FRAMES_PER_TURN + 1)]))
+    assert bus.statistics(1).ring.message_count == FRAMES_PER_TURN
+    assert run_turn(peer)
+    assert bus.statistics(1).ring.message_count == FRAMES_PER_TURN + 1
+
+
+def test_messages_of_two_classes_in_turn_are_stored_in_portions() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    peer.send(connect_request(2))
+    peer.send(b"".join(publish(1 + n % 2, n, b"x") for n in range(2 * KEY_CHANGES_PER_TURN)))
+    counts = [sum(bus.statistics(each).ring.message_count for each in (1, 2))]
+    while run_turn(peer):
+        counts.append(sum(bus.statistics(each).ring.message_count for each in (1, 2)))
+    assert counts == [KEY_CHANGES_PER_TURN + 1, 2 * KEY_CHANGES_PER_TURN]
+
+
+def test_messages_are_processed_in_smaller_portions_after_refusals() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    contents = [b"\0valid", b"\xffinvalid"] * 2 * REFUSALS_MAX
+    peer.send(publish_envelopes(1, 0, *contents))
+    while run_turn(peer):
+        pass
+    peer.send(publish(1, len(contents), *[b"x"] * 3 * FRAMES_AFTER_REFUSALS))
+    turn_count = 0
+    while run_turn(peer):
+        turn_count += 1
+    assert turn_count == 2
+    messages, replies = peer.receive_all()
+    assert not messages
+    assert [each.kind for each in replies].count("error") == 2 * REFUSALS_MAX
+
+
+def test_many_invalid_envelopes_are_refused_in_several_turns() -> None:
+    results = []
+    for is_limited in (True, False):
+        bus = BrokerHarness()
+        if is_limited:
+            bus.broker.store.limit_turns(1)
+        peer = connect_version2(bus)
+        contents = [b"\0%d" % n if n % 3 else b"\xff" for n in range(9 * REFUSALS_MAX)]
+        peer.send(publish_envelopes(1, 0, *contents))
+        assert bool(peer.session.parked_messages) == is_limited
+        while bus.broker.store.has_deferred_work:
+            bus.broker.store.continue_deferred_work()
+            bus.check_invariants()
+        bus.broker.end_turn()
+        assert not peer.session.parked_messages
+        _, replies = peer.receive_all()
+        errors = [reply.message_id for reply in replies if reply.kind == "error"]
+        confirms = [reply.message_id for reply in replies if reply.kind == "confirm"]
+        results.append((errors, confirms[-1], bus.statistics(1).ring.message_count))
+    assert results[0] == results[1]
+    assert results[0][1:] == (9 * REFUSALS_MAX, 6 * REFUSALS_MAX)
+
+
+def test_many_invalid_acks_are_refused_in_portions() -> None:
+    bus = BrokerHarness()
+    peer = split_reader(bus)
+    peer.send(subscribe(1, 1), subscribe(1, 2))
+    publisher = connect_version2(bus)
+    publisher.send(publish(1, 0, *[b"x"] * 10))
+    peer.receive_all()
+    bad = [ack(number, 0, 1).replace(b"0-1", b"0-x") for number in (1, 2)]
+    peer.send(ack(1, 0, 10) + bad[0] * 3 * REFUSALS_MAX)
+    counts = [len(peer.receive_error_codes())]
+    while run_turn(peer):
+        counts.append(len(peer.receive_error_codes()))
+    assert counts == [REFUSALS_MAX] * 3
+    peer.send(b"".join(bad) * 2 * INTERLEAVED_ACKS_PER_TURN)
+    counts = [len(peer.receive_error_codes())]
+    while run_turn(peer):
+        counts.append(len(peer.receive_error_codes()))
+    assert max(counts) <= INTERLEAVED_ACKS_PER_TURN
+    assert sum(counts) == 4 * INTERLEAVED_ACKS_PER_TURN
+    assert bus.statistics(1).acknowledged == 10
 
 
 @pytest.mark.parametrize("field", ["key", "headers"])

@@ -309,7 +309,7 @@ class EnvelopeSurvey(NamedTuple):
     other_channel_count: int
     """Envelopes with another channel than the first one, or other fields."""
     other_indexes: Integers
-    """Indexes of envelopes that may have other fields, another channel or other headers than the
+    """Indexes of envelopes that may have other fields, another delay, channel or headers than the
     first one.
     """
     may_be_stuffed: bool
@@ -332,6 +332,8 @@ def survey_envelopes(batch: FrameBatch) -> EnvelopeSurvey:
         different = _find_different(batch, 0, first[:1])
         different |= _find_different(batch, begin, first[begin:end])
     other_channel_count = int(np.count_nonzero(different))
+    if fields & NOT_BEFORE:  # Each delay may be scheduled separately.
+        different[:] = True
     if fields & HEADERS:
         headers_end = end + 2 + int.from_bytes(first[end : end + 2], "big")
         is_long = headers_end - end > _COMPARED_TEXT_BYTES_MAX

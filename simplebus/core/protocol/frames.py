@@ -117,7 +117,7 @@ class FrameBatch:
     changed.
     """
 
-    __slots__ = ("_key_changes", "bounds", "count", "data", "known_keys", "stride")
+    __slots__ = ("_ack_ranges", "_key_changes", "bounds", "count", "data", "known_keys", "stride")
 
     def __init__(
         self, data: Bytes, bounds: Integers, stride: int, known_keys: Words | None = None
@@ -134,6 +134,8 @@ class FrameBatch:
         """Result of `keys`, shifted to KEY_BITS; None if the splitter has not computed it."""
         self._key_changes = _NO_CHANGES if self.count == 1 else None
         """Result of `key_changes`; None until it is computed."""
+        self._ack_ranges: tuple[Integers, Integers] | None = None
+        """Result of `ack_ranges`; None until it is computed."""
 
     @property
     def is_uniform(self) -> bool:
@@ -174,6 +176,12 @@ class FrameBatch:
             # Not `np.flatnonzero`, which makes seven Python calls for the same result.
             self._key_changes = (keys[1:] != keys[:-1]).nonzero()[0] + 1
         return self._key_changes
+
+    def ack_ranges(self) -> tuple[Integers, Integers]:
+        """Return the result of `parse_ack_ranges`, which is computed once."""
+        if self._ack_ranges is None:
+            self._ack_ranges = parse_ack_ranges(self)
+        return self._ack_ranges
 
     def slice(self, first: int, last: int) -> FrameBatch:
         """Return frames first..last-1 without a copy."""

@@ -28,15 +28,20 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     EXPENSIVE_EVENTS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
+    FRAMES_AFTER_REFUSALS,
+    FRAMES_PER_TURN,
     HANDSHAKE_FRAME_BYTES_MAX,
     HEADERS_BYTES_PER_TURN,
     HEARTBEATS_MISSED_MAX,
+    INTERLEAVED_ACKS_PER_TURN,
+    KEY_CHANGES_PER_TURN,
     LONG_CONNECT_BYTES,
     MIXED_ENVELOPES_PER_TURN,
     PARKED_BATCH_BYTES,
     PLAIN_FRAMES_MAX,
     RECEIVE_BYTES,
     RECENT_PUBLISH_TICKS,
+    REFUSALS_MAX,
     SLOW_ACK_BYTES,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
@@ -203,6 +208,8 @@ class Session:
         self._unread_bytes = 0
         """The part of the last read that was put back to `unprocessed`."""
         self._is_mixed_budget_spent = False
+        self._unsettled_refusal_count = 0
+        """Refusals, less one for each later turn. Many of them make the turns shorter."""
         """True if the last read had more than half of the mixed envelopes of one turn."""
         self.can_split_reads = False
         """True if slow requests are processed in several turns. See `allow_split_reads`."""
@@ -317,8 +324,9 @@ class Session:
             self.version2.record_handled(count)
 
     def record_refused(self, reason: Reason, count: int) -> None:
-        """Count refused frames of a version 2 peer."""
+        """Count refused frames of a version 2 peer that are refused together."""
         self.refusal_counts[reason] += count
+        self._unsettled_refusal_count += 1
 
     def record_acked(self, count: int) -> None:
         """Count messages that an ack frame of the peer contained."""
@@ -516,7 +524,13 @@ class Session:
                 Reason.UNKNOWN_TYPE,
                 "the peer began a TLS handshake; this listener does not support TLS",
             )
-        budget = _TurnBudget() if self.can_split_reads else None
+        budget = None
+        if self.can_split_reads:
+            budget = _TurnBudget(
+                has_refusals=self._unsettled_refusal_count > REFUSALS_MAX,
+                refuses_acks=self.version2 is not None,
+            )
+            self._unsettled_refusal_count = max(0, self._unsettled_refusal_count - 1)
         for batch in self.receiver.receive(buffer, received_bytes, skipped_bytes=skipped_bytes):
             end = None if budget is None else budget.find_end(batch)
             self._is_mixed_budget_spent = budget is not None and budget.is_mostly_spent
@@ -656,11 +670,22 @@ class Session:
 class _TurnBudget:
     """Limits of the work that one turn does for one read.
 
-    Mixed envelopes, headers, and changes of the frame type are limited per read, slow requests per
-    batch.
+    Mixed envelopes, headers, frames of different lengths, and changes of type, class or
+    subscription are limited per read, slow requests per batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_refusals: bool = False, refuses_acks: bool = False) -> None:
+        """Create the budget of one read.
+
+        Args:
+            has_refusals: True if the peer has recently sent many frames that were refused.
+            refuses_acks: True if invalid acks are refused; False if the first one is fatal.
+        """
+        self._has_refusals = has_refusals
+        self._refuses_acks = refuses_acks
+        self._interleaved_acks_max = INTERLEAVED_ACKS_PER_TURN
+        self._frames_max = FRAMES_AFTER_REFUSALS if has_refusals else FRAMES_PER_TURN
+        self._key_changes_max = KEY_CHANGES_PER_TURN
         self._type_changes_max = TYPE_CHANGES_PER_TURN
         self._mixed_max = MIXED_ENVELOPES_PER_TURN
         self._header_bytes_max = HEADERS_BYTES_PER_TURN
@@ -676,6 +701,20 @@ class _TurnBudget:
         None if it may process the whole batch and continue with the next one. At least one frame of
         the first batch is processed.
         """
+        return _find_first(self._find_frames_end(batch), self._find_expensive_end(batch))
+
+    def _find_frames_end(self, batch: FrameBatch) -> int | None:
+        """Return the number of frames that this turn may process whatever they are, or None for
+        all.
+        """
+        if batch.stride and not self._has_refusals:
+            return None
+        end = self._frames_max
+        self._frames_max = max(0, end - batch.count)
+        return end if batch.count > end else None
+
+    def _find_expensive_end(self, batch: FrameBatch) -> int | None:
+        """Return the end of the expensive frames that this turn may process, or None for all."""
         if not batch.is_uniform:
             types = batch.data[batch.starts]
             envelopes = np.flatnonzero(types == frames.ENVELOPE)
@@ -683,11 +722,17 @@ class _TurnBudget:
                 _find_slow_requests_end(batch, types),
                 self._find_mixed_end(envelopes),
                 self._find_headers_end(batch, envelopes),
-                self._find_changes_end(types),
+                self._find_interleaved_acks_end(types),
+                self._find_type_changes_end(types),
+                self._find_key_changes_end(batch),
             )
         frame_type = batch.data[0]
         if _SLOW_COSTS[frame_type]:
             return _find_slow_requests_end(batch, batch.data[batch.starts])
+        if frame_type == frames.ACK and self._refuses_acks:
+            valid_count = batch.ack_ranges()[0].size
+            end = valid_count + REFUSALS_MAX
+            return end if end < batch.count else None
         if frame_type != frames.ENVELOPE or batch.data.size <= _UNLIMITED_BYTES:
             return None
         survey = survey_envelopes(batch)
@@ -728,7 +773,29 @@ class _TurnBudget:
         self._header_bytes_max = max(0, self._header_bytes_max - int(ends[-1]))
         return int(indexes[count]) if count < indexes.size else None
 
-    def _find_changes_end(self, types: Bytes) -> int | None:
+    def _find_interleaved_acks_end(self, types: Bytes) -> int | None:
+        """Return the end of the acks between other frames that this turn may process, or None for
+        all. Some of them may be invalid.
+        """
+        if not self._refuses_acks:
+            return None
+        acks = np.flatnonzero(types == frames.ACK)
+        if acks.size > self._interleaved_acks_max:
+            return int(acks[self._interleaved_acks_max])
+        self._interleaved_acks_max -= acks.size
+        return None
+
+    def _find_key_changes_end(self, batch: FrameBatch) -> int | None:
+        """Return the end of the runs of one type and class that this turn may process, or None for
+        all.
+        """
+        changes = batch.key_changes()
+        if changes.size > self._key_changes_max:
+            return int(changes[self._key_changes_max])
+        self._key_changes_max -= changes.size
+        return None
+
+    def _find_type_changes_end(self, types: Bytes) -> int | None:
         """Return the end of the runs of one frame type that this turn may process, or None for all.
 
         Each run is processed on its own.

@@ -321,8 +321,10 @@ class Version2Decoder(Version1Decoder):
     def _decode_acks(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         index, max_count = 0, batch.count
         while index < batch.count:
-            part = batch.slice(index, min(index + max_count, batch.count))
-            firsts, lasts = frames.parse_ack_ranges(part)
+            part = batch
+            if index or max_count < batch.count:
+                part = batch.slice(index, min(index + max_count, batch.count))
+            firsts, lasts = part.ack_ranges()
             if firsts.size:
                 yield AckedRanges(key, firsts, lasts)
             index += firsts.size

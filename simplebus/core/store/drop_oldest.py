@@ -32,6 +32,7 @@ class DroppingStore(CompactingStore, Protocol):
 
     classes: dict[int, MessageClass]
     publish_queue: PublishQueue
+    is_refusing_paused: bool
 
     def append_batch(
         self,
@@ -114,7 +115,7 @@ class OldestMessageDropper:
                 cls.dropped_counts[Reason.DROP_OLDEST] -= copied.count_from(needed)
                 compaction.append_copy(self._store, cls, copied)
             handled += self._store.append_batch(cls, remaining_frames, session, columns)
-            if handled == batch.count:
+            if handled == batch.count or self._store.is_refusing_paused:
                 break
         return handled
 

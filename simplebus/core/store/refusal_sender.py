@@ -23,6 +23,9 @@ class RefusalSender:
         """Refused frames, and acks without effect, of all sessions by reason."""
         self._commit_log = commit_log
         self._producer_states = producer_states
+        self._last_reply = ErrorReply("", "")
+        self._last_content = b""
+        """Encoded `_last_reply`: one batch may be refused in many Errors with the same content."""
 
     def send_refusal(self, session: Session, refused: FrameRefused) -> None:
         """Tell a version 2 session that a frame had no effect."""
@@ -35,13 +38,15 @@ class RefusalSender:
         reply = ErrorReply(
             code=refused.reason, message=refused.message, count=refused.count if is_message else 0
         )
+        if reply != self._last_reply:
+            self._last_reply, self._last_content = reply, reply.encode()
         session.outbox.queue_reply(
             frames.encode(
                 frames.ERROR,
                 class_id=refused.class_id,
                 message_id=refused.refers_to,
                 timer_index=refused.frame_type,  # See `frames.HEADER`.
-                content=reply.encode(),
+                content=self._last_content,
             )
         )
 

@@ -21,6 +21,7 @@ refusals: `bridge.copier` and `gateway.modules.bus_writer`. The slow policies of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import assert_never
 
@@ -44,6 +45,7 @@ from simplebus.core.limits import (
     HEADER_BYTES,
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
+    REFUSALS_MAX,
     RING_SEGMENT_BYTES_MAX,
     TICKED_CLASSES_PER_TURN,
 )
@@ -128,6 +130,12 @@ class Store:
         """Classes to trim, positions with messages to dead-letter, and progress to write."""
         self.notifier = Notifier(self.position_changes)
         self.oldest_dropper = OldestMessageDropper(self)
+        self.is_refusing_paused = False
+        """True if the last call refused so many envelopes that the next ones must wait."""
+        self._refusals_max = sys.maxsize
+        """Refusals of envelopes at once."""
+        self._classes_to_retry: dict[MessageClass, None] = {}
+        """Classes with parked messages that waited only because many others were refused."""
         self._classes_to_trim: dict[MessageClass, None] = {}
         """Classes with so many positions that the lowest floor was not found at once."""
         self.ended_spans: list[tuple[float, int, Span]] = []
@@ -331,20 +339,25 @@ class Store:
             The number of messages that were handled: stored, refused or dropped. The rest must
             wait.
         """
+        self.is_refusing_paused = False
         handled = self.append_batch(cls, batch, session, columns)
         if handled == batch.count:
             return handled
-        remaining_frames = batch.slice(handled, batch.count)
-        match cls.full_policy:
-            case FullPolicy.BLOCK | FullPolicy.SPILL:
-                return handled
-            case FullPolicy.DROP_NEWEST:
-                self.drop_newest(session, cls, remaining_frames)
-                return batch.count
-            case FullPolicy.DROP_OLDEST:
-                return handled + self.oldest_dropper.append(cls, remaining_frames, session, columns)
-            case _:
-                assert_never(cls.full_policy)
+        if not self.is_refusing_paused:
+            remaining_frames = batch.slice(handled, batch.count)
+            match cls.full_policy:
+                case FullPolicy.BLOCK | FullPolicy.SPILL:
+                    pass
+                case FullPolicy.DROP_NEWEST:
+                    self.drop_newest(session, cls, remaining_frames)
+                    handled = batch.count
+                case FullPolicy.DROP_OLDEST:
+                    handled += self.oldest_dropper.append(cls, remaining_frames, session, columns)
+                case _:
+                    assert_never(cls.full_policy)
+        if self.is_refusing_paused:
+            self._classes_to_retry[cls] = None
+        return handled
 
     def _check_can_publish(self, session: Session, cls: MessageClass, batch: FrameBatch) -> bool:
         """Return True if the session may publish some messages of this kind to the class.
@@ -432,7 +445,7 @@ class Store:
                 handled += self.append_and_log(cls, remaining_frames, None, session)
             else:
                 handled += self._append_envelopes(cls, remaining_frames, session, columns)
-            if handled == batch.count or not cls.can_evict:
+            if handled == batch.count or not cls.can_evict or self.is_refusing_paused:
                 break
             compactor = compactor or compaction.Compactor(self, cls)
             if not compactor.make_room(batch.data.size - int(batch.bounds[handled])):
@@ -482,8 +495,11 @@ class Store:
             known_columns = known_columns.slice(
                 known_columns.count - batch.count, known_columns.count
             )
-        handled, scan_count = 0, batch.count
+        handled, scan_count, refusal_count = 0, batch.count, 0
         while handled < batch.count:
+            if refusal_count == self._refusals_max:
+                self.is_refusing_paused = True
+                break
             piece = batch.slice(handled, min(handled + scan_count, batch.count))
             columns = (
                 envelope_batch.scan_envelopes(piece)
@@ -506,6 +522,7 @@ class Store:
                     allowed, refused = self._refuse_denied_channels(session, cls, good, rows)
                     if refused:
                         handled += refused
+                        refusal_count += 1
                         continue
                     if allowed < good.count:
                         good, rows = good.slice(0, allowed), rows.slice(0, allowed)
@@ -522,6 +539,7 @@ class Store:
                 assert session is not None, "the broker published an invalid envelope"
                 self._refuse_envelope(session, piece.slice(columns.count, columns.count + 1))
                 handled += 1
+                refusal_count += 1
                 scan_count = PLAIN_FRAMES_MAX  # More may be invalid: scan only a few at a time.
         return handled
 
@@ -547,22 +565,26 @@ class Store:
     # Work for very many subscriptions ------------------------------------------------------------
 
     def limit_turns(self, positions_per_turn: int) -> None:
-        """Divide work for very many positions of a class into turns.
+        """Divide work for very many positions of a class, and for many refusals, into turns.
 
         The caller calls `continue_deferred_work` while `has_deferred_work` is True.
         """
         self.notifier.per_turn = self.oldest_dropper.positions_per_turn = positions_per_turn
+        self._refusals_max = REFUSALS_MAX
 
     @property
     def has_deferred_work(self) -> bool:
         """True if `continue_deferred_work` has work to do."""
         return bool(
-            self.notifier.has_waiting or self.oldest_dropper.has_waiting or self._classes_to_trim
+            self.notifier.has_waiting
+            or self.oldest_dropper.has_waiting
+            or self._classes_to_trim
+            or self._classes_to_retry
         )
 
     def continue_deferred_work(self) -> None:
-        """Notify some waiting positions, drop the oldest messages of a class for some, and release
-        messages of a class.
+        """Notify some waiting positions, drop the oldest messages of a class for some, release
+        messages of a class, and retry parked messages of a class.
         """
         if self.notifier.has_waiting:
             self.notifier.notify_waiting()
@@ -572,6 +594,9 @@ class Store:
             cls, _ = self._classes_to_trim.popitem()
             if self.classes.get(cls.class_id) is cls:
                 self.trim_class(cls)
+        if self._classes_to_retry:
+            cls, _ = self._classes_to_retry.popitem()
+            self.publish_queue.retry(cls)
 
     # Full ----------------------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ _NO_FLAGS: ChannelFlags = np.zeros(0, np.uint8)
 
 # Delayed messages delivered in one wakeup.
 _MESSAGES_PER_WAKEUP = 4096
+# An entry costs as much as this number of further messages of an entry.
+_ENTRY_COST_MESSAGES = 16
 # With more delayed entries than this, entries of released messages are removed.
 _DELAYED_MIN = 1024
 # Fewer messages than these are sent one by one.
@@ -250,7 +252,7 @@ class BusToNats:
                 self._send_flagged(
                     cls, first, self._select_subscribed(cls, rows) & self._select_deliverable(rows)
                 )
-            remaining -= max(1, end - first)
+            remaining -= max(_ENTRY_COST_MESSAGES, end - first)
         return False
 
 

@@ -246,7 +246,7 @@ def test_delayed_entries_are_bounded_by_stored_messages(count: int) -> None:
         peer.send(publish_envelopes(1, start, *envelopes))
     tap = harness.nats_server.bus_adapter._bus_to_nats  # type: ignore[union-attr]
     assert len(tap._delayed) <= 2 * 1100
-    harness.wait(2)
+    harness.wait_for_all_due(2)
     assert sorted(map(int, client.payloads())) == list(range(count - 1100, count))
 
 
@@ -258,9 +258,9 @@ def test_many_delayed_messages_are_all_delivered() -> None:
         timed_envelope(b"%d" % n, not_before_ms=1000 + 1000 * (n % 2)) for n in range(1100)
     ]
     peer.send(publish_envelopes(1, 0, *envelopes))
-    harness.wait(1)
+    harness.wait_for_all_due(1)
     assert client.payloads() == [b"%d" % n for n in range(0, 1100, 2)]
-    harness.wait(1)
+    harness.wait_for_all_due(1)
     assert client.payloads() == [b"%d" % n for n in range(1, 1100, 2)]
 
 

@@ -95,6 +95,12 @@ class NatsBrokerHarness(BrokerHarness):
         self.broker.run_due_wakeups()
         self.check_invariants()
 
+    def wait_for_all_due(self, seconds: float) -> None:
+        """Advance the clock, and deliver all messages that are due."""
+        self.wait(seconds)
+        while self.broker.next_wakeup <= self.broker.clock.now:
+            self.wait(0)
+
 
 class Client:
     """NATS client."""
