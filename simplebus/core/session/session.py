@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
+    ACKS_PER_TURN,
     EXPENSIVE_EVENTS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
     FRAMES_AFTER_REFUSALS,
@@ -532,15 +533,17 @@ class Session:
             )
             self._unsettled_refusal_count = max(0, self._unsettled_refusal_count - 1)
         for batch in self.receiver.receive(buffer, received_bytes, skipped_bytes=skipped_bytes):
-            end = None if budget is None else budget.find_end(batch)
+            whole_batch, end = batch, None
+            if budget is not None:
+                batch = budget.limit(batch)
+                end = batch.count if batch.count < whole_batch.count else None
             self._is_mixed_budget_spent = budget is not None and budget.is_mostly_spent
             if end is not None:
-                unread = self.receiver.unread(buffer, batch, end)
+                unread = self.receiver.unread(buffer, whole_batch, end)
                 self._unread_bytes = len(unread)
                 self.unprocessed = unread + self.unprocessed
                 if end == 0:
                     return
-                batch = batch.slice(0, end)
             if self.decoder is None:
                 yield from self._decode_first_frames(batch)
             else:
@@ -695,18 +698,26 @@ class _TurnBudget:
         """True if less than half of the mixed envelopes are left."""
         return 2 * self._mixed_max < MIXED_ENVELOPES_PER_TURN
 
-    def find_end(self, batch: FrameBatch) -> int | None:
-        """Return the number of leading frames of the next batch that this turn should process.
+    def limit(self, batch: FrameBatch) -> FrameBatch:
+        """Return the leading frames of the next batch that this turn should process.
 
-        None if it may process the whole batch and continue with the next one. At least one frame of
-        the first batch is processed.
+        If these are all of its frames, the turn continues with the next batch. At least one frame
+        of the first batch is returned.
         """
-        return _find_first(self._find_frames_end(batch), self._find_expensive_end(batch))
+        for find_end in (self._find_frames_end, self._find_expensive_end):
+            end = find_end(batch)
+            if end is not None and end < batch.count:
+                batch = batch.slice(0, end)
+            if not batch.count:
+                break
+        return batch
 
     def _find_frames_end(self, batch: FrameBatch) -> int | None:
         """Return the number of frames that this turn may process whatever they are, or None for
         all.
         """
+        if batch.data[0] == frames.ACK and batch.count > ACKS_PER_TURN:
+            return min(ACKS_PER_TURN, self._frames_max)
         if batch.stride and not self._has_refusals:
             return None
         end = self._frames_max
