@@ -237,8 +237,10 @@ class _JournalLoader:
             if not is_wanted(record):
                 continue
             is_after_state = self._is_after_state(record)
-            if is_after_state:
-                self._known_heads.setdefault(cls.class_id, record.first)
+            if is_after_state and cls.class_id not in self._known_heads:
+                self._known_heads[cls.class_id] = record.first
+                if cls.spill is not None:  # The state's floor may be that of lost messages.
+                    cls.spill.first_sequence = min(cls.spill.first_sequence, record.first)
             if group.records and (
                 group.size >= _GROUP_BYTES
                 or record.first != group.records[-1].last

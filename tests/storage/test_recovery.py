@@ -36,7 +36,13 @@ from tests.behaviour.wire_peer_v2 import (
 )
 from tests.models.key_order_model import encode_with_key
 from tests.storage.journaled_broker import KeptBus
-from tests.storage.spilling_broker import SpilledBus, receive_and_ack_all, spill_settings
+from tests.storage.spilling_broker import (
+    SpilledBus,
+    contents,
+    fill,
+    receive_and_ack_all,
+    spill_settings,
+)
 from tests.storage.test_journal import next_number, payloads
 
 BATCHES, BATCH_SIZE = 6, 3
@@ -484,6 +490,32 @@ def test_state_of_lost_messages_does_not_apply_to_reused_sequences(
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     assert [message.content for message in reader.receive_deliveries()] == [b"b"]
     bus.crash()
+
+
+def test_floor_of_lost_messages_does_not_apply_to_spilled_messages(tmp_path: Path) -> None:
+    bus = SpilledBus(tmp_path)
+    peer = connect_version2(bus, publish(1, 0, b"a"), name="till")
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    bus.sync()
+    peer.send(publish(1, 1, *numbered(50)))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 51))
+    bus.keeper.is_snapshot_due = True
+    bus.write()
+    bus.crash()
+    (path,) = segments(tmp_path)  # Of the last batch, only the snapshot reached the disk.
+    path.write_bytes(path.read_bytes()[: ends(path)[-2]])
+    state = tmp_path / "state" / "00000000000000000002.log"
+    snapshot = state.read_bytes()
+    bus = SpilledBus(tmp_path)
+    fill(bus, connect_version2(bus), 200)
+    bus.crash()
+    state.write_bytes(snapshot)  # Of these batches, only the messages.
+    state.with_name("00000000000000000003.log").unlink()
+    bus = SpilledBus(tmp_path)
+    assert bus.broker.classes[1].first_sequence == 1
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    assert contents(receive_and_ack_all(bus, reader)) == numbered(200)
 
 
 def test_snapshot_is_written_after_its_messages(tmp_path: Path) -> None:
