@@ -196,7 +196,6 @@ class SimulatedServer(Endpoint):
         """Set the clock forward or back."""
         self.world.trace("the clock jumps by", seconds)
         self._epoch += seconds
-        self.promises.clock_set(self._epoch + self.world.now)
 
     @property
     def is_paused(self) -> bool:
@@ -400,7 +399,10 @@ class SimulatedServer(Endpoint):
     # Time ----------------------------------------------------------------------------------------
 
     def _read_clock(self) -> None:
-        self.broker.clock.now = self._epoch + self.world.now
+        clock, now = self.broker.clock, self._epoch + self.world.now
+        is_set_back, clock.now = now < clock.now, now
+        if is_set_back:  # Until now, the broker has stored messages by the earlier clock.
+            self.promises.clock_set(now)
 
     def tick(self) -> None:
         """Advance the ack timer."""
