@@ -74,8 +74,8 @@ SLOW_ACK_BYTES = 320
 MIXED_ENVELOPES_PER_TURN = 1024
 # Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.
 HEADERS_BYTES_PER_TURN = 32 * 1024
-# Frames of different lengths, and frames that begin with an Ack, in one turn. After some refusals, the frames of some turns are fewer,
-# because each refusal is sent in an Error frame of its own.
+# Frames of different lengths, and frames that begin with an Ack, in one turn. After some refusals,
+# the frames of some turns are fewer, because each refusal is sent in an Error frame of its own.
 FRAMES_PER_TURN = 32_768
 ACKS_PER_TURN = 16_384
 REFUSALS_MAX = 64
