@@ -198,15 +198,13 @@ def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassF
     """
     ring, spill, positions = cls.ring, cls.spill, list(cls.positions)
     statistics, dropped, in_flight, lag = ring.statistics(), cls.dropped_counts.copy(), 0, 0
-    acknowledged = cls.acknowledged_count
+    redelivered, acknowledged = cls.redelivered_count, cls.acknowledged_count
     warning = find_class_warning(cls, now)
     facts = ClassFacts(
         name=cls.label,
         class_id=cls.class_id,
         published=ring.head - cls.compacted_count,
         delivered=cls.delivered_count + sum(position.delivered_count for position in positions),
-        redelivered=cls.redelivered_count
-        + sum(position.redelivered_count for position in positions),
         stored=ring.head - cls.first_sequence,
         stored_bytes=statistics.frame_bytes + (spill.frame_bytes if spill is not None else 0),
         memory_bytes=statistics.memory_bytes,
@@ -221,6 +219,7 @@ def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassF
     for count, position in enumerate(drain_list(positions)):
         if count % _POSITIONS_PER_STEP == _POSITIONS_PER_STEP - 1:
             yield
+        redelivered += position.redelivered_count
         acknowledged += position.acknowledged_count
         window = position.window
         in_flight += window.in_flight_count
@@ -230,7 +229,12 @@ def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassF
     if not cls.positions and not cls.is_remote:
         lag = count_backlog(cls)
     return msgspec.structs.replace(
-        facts, acknowledged=acknowledged, in_flight=in_flight, lag=lag, dropped=dropped
+        facts,
+        redelivered=redelivered,
+        acknowledged=acknowledged,
+        in_flight=in_flight,
+        lag=lag,
+        dropped=dropped,
     )
 
 
