@@ -49,7 +49,7 @@ def finish_deferred_work(bus: BrokerHarness) -> None:
 
 @dataclass
 class Outcome:
-    """What clients can observe of a run."""
+    """Result of a run, as far as clients can observe it."""
 
     received: list[list[tuple[int, bytes]]]
     dropped_count: int
