@@ -71,7 +71,7 @@ SLOW_REQUEST_BYTES = 3072
 # The increase for a Nack or Working, which takes about 40 microseconds.
 SLOW_ACK_BYTES = 320
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
-MIXED_ENVELOPES_PER_TURN = 1024
+MIXED_ENVELOPES_PER_TURN = 896
 # Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.
 HEADERS_BYTES_PER_TURN = 32 * 1024
 # Frames of different lengths, and frames that begin with an Ack, in one turn. After some refusals,

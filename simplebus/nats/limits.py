@@ -53,7 +53,7 @@ OUTPUT_PIECE_BYTES = 64 * 1024
 # READ_BYTES_MIN, so that a busy client does not delay others. A publication with more output is
 # delivered in several turns.
 EVENTS_PER_READ = 2048
-OUTPUT_PER_READ_BYTES = 6 * 1024 * 1024
+OUTPUT_PER_READ_BYTES = 5 * 1024 * 1024
 # A batch that costs more for one client, or for queue groups, is delivered message by message.
 BATCH_COST_PER_CLIENT_MAX = OUTPUT_PER_READ_BYTES
 # Cost of an event outside batches, as the number of output bytes that take equally long.

@@ -36,6 +36,8 @@ BRIDGE_RECORDS_CLASS = "bridges"
 """
 # Up to this many messages are scanned without arrays, which have a fixed cost.
 _SCALAR_MESSAGES_MAX = 8
+# Up to this many messages per channel, a flag for each message takes less time than sorting.
+_FLAGS_PER_VALUE_MAX = 64
 # More messages than this are scanned before a request needs them. Each scan has a fixed cost.
 _SCANNED_TOGETHER_MIN = 4096
 # The fields before a payload are never longer, with or without byte stuffing.
@@ -73,9 +75,14 @@ class LastValues:
             return np.zeros(0, np.int64)
         if last - first <= self._last_sequences.size:
             return np.flatnonzero(self._are_values(first, last, now)) + first
-        sequences = np.sort(
-            self._last_sequences[(self._last_sequences >= first) & (self._last_sequences < last)]
-        )
+        values = self._last_sequences
+        sequences = values[(values >= first) & (values < last)]
+        if last - first <= _FLAGS_PER_VALUE_MAX * values.size:
+            flags = np.zeros(last - first, np.bool_)
+            flags[sequences - first] = True
+            sequences = np.flatnonzero(flags) + first
+        else:
+            sequences.sort()
         expires = self._ring.read_rows_at(sequences).expires
         return sequences if expires is None else sequences[expires > now]
 

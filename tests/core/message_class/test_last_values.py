@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simplebus.core.message_class import last_values
 from simplebus.core.message_class.last_values import (
     LastValues,
     empty_payload_flags,
@@ -323,8 +324,12 @@ def test_empty_payload_flags_match_single_frame_check(
     assert found == [has_empty_payload(memoryview(frame)) for frame in whole]
 
 
+@pytest.mark.parametrize("flags_per_value_max", [0, 1 << 20])
 @pytest.mark.parametrize("seed", range(4))
-def test_find_sequences_matches_model(seed: int) -> None:
+def test_find_sequences_matches_model(
+    seed: int, flags_per_value_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_values, "_FLAGS_PER_VALUE_MAX", flags_per_value_max)
     dice = np.random.default_rng(seed)
     bus = BrokerHarness()
     bus.skips_checks = True
