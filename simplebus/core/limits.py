@@ -82,8 +82,10 @@ REFUSALS_MAX = 64
 FRAMES_AFTER_REFUSALS = 64
 # Acks of several subscriptions, or between other frames, in one turn: each may be invalid.
 INTERLEAVED_ACKS_PER_TURN = 512
-# Changes between classes or subscriptions of consecutive frames in one turn.
-KEY_CHANGES_PER_TURN = 2048
+# Changes between classes or subscriptions of consecutive frames in one turn, and the same if some
+# of the classes are unknown: each run of their messages is refused in an Error.
+KEY_CHANGES_PER_TURN = 65_536
+UNKNOWN_KEY_CHANGES_PER_TURN = 1024
 # Changes between frame types in one turn: consecutive frames of one type are processed together.
 TYPE_CHANGES_PER_TURN = 128
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that
@@ -165,7 +167,7 @@ ADDRESS_SPACE_RESERVE_BYTES = 16 * 1024 * 1024
 RING_IDLE_TICKS = 30
 # Single messages reuse the front of an empty segment after this many bytes, which fit into a cache.
 RING_RESTART_BYTES = 64 * 1024
-RING_FREED_SEGMENTS_MAX = 8
+RING_FREED_SEGMENTS_MAX = 4
 
 # A full class that drops its oldest messages, and has more positions than this, drops a further
 # part of its messages each time, because moving all positions for each new message takes long.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 from random import Random
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     BINDINGS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
@@ -31,6 +33,7 @@ from simplebus.core.limits import (
     TICKED_CLASSES_PER_TURN,
     TICKED_SESSIONS_PER_TURN,
     TYPE_CHANGES_PER_TURN,
+    UNKNOWN_KEY_CHANGES_PER_TURN,
 )
 from simplebus.core.message_class import last_values
 from simplebus.core.protocol import envelope
@@ -220,16 +223,23 @@ def test_messages_of_different_lengths_are_stored_in_portions() -> None:
     assert bus.statistics(1).ring.message_count == FRAMES_PER_TURN + 1
 
 
-def test_messages_of_two_classes_in_turn_are_stored_in_portions() -> None:
+@pytest.mark.parametrize(
+    ("other_class", "changes_max"), [(2, KEY_CHANGES_PER_TURN), (3, UNKNOWN_KEY_CHANGES_PER_TURN)]
+)
+def test_messages_of_two_classes_in_turn_are_processed_in_portions(
+    other_class: int, changes_max: int
+) -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     peer = split_reader(bus)
-    peer.send(connect_request(2))
-    peer.send(b"".join(publish(1 + n % 2, n, b"x") for n in range(2 * KEY_CHANGES_PER_TURN)))
-    counts = [sum(bus.statistics(each).ring.message_count for each in (1, 2))]
+    count = 3 * changes_max // 2
+    classes = itertools.cycle([1, other_class])
+    peer.send(b"".join(publish(next(classes), n, b"x") for n in range(count)))
+    assert bus.statistics(1).ring.message_count == changes_max // 2 + 1
     while run_turn(peer):
-        counts.append(sum(bus.statistics(each).ring.message_count for each in (1, 2)))
-    assert counts == [KEY_CHANGES_PER_TURN + 1, 2 * KEY_CHANGES_PER_TURN]
+        pass
+    assert bus.statistics(1).ring.message_count == count // 2
+    assert bus.broker.refusal_counts[Reason.UNKNOWN_CLASS] == (other_class == 3) * count // 2
 
 
 def test_messages_are_processed_in_smaller_portions_after_refusals() -> None:

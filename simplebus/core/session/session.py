@@ -51,6 +51,7 @@ from simplebus.core.limits import (
     SMALL_EVENTS_READ_BYTES,
     TRICKLE_BYTES,
     TYPE_CHANGES_PER_TURN,
+    UNKNOWN_KEY_CHANGES_PER_TURN,
     Limits,
 )
 from simplebus.core.outbox import Outbox, SendSource
@@ -529,7 +530,7 @@ class Session:
         if self.can_split_reads:
             budget = _TurnBudget(
                 has_refusals=self._unsettled_refusal_count > REFUSALS_MAX,
-                refuses_acks=self.version2 is not None,
+                known_classes=None if self.version2 is None else self._known_classes,
             )
             self._unsettled_refusal_count = max(0, self._unsettled_refusal_count - 1)
         for batch in self.receiver.receive(buffer, received_bytes, skipped_bytes=skipped_bytes):
@@ -677,15 +678,18 @@ class _TurnBudget:
     subscription are limited per read, slow requests per batch.
     """
 
-    def __init__(self, *, has_refusals: bool = False, refuses_acks: bool = False) -> None:
+    def __init__(
+        self, *, has_refusals: bool = False, known_classes: Container[int] | None = None
+    ) -> None:
         """Create the budget of one read.
 
         Args:
             has_refusals: True if the peer has recently sent many frames that were refused.
-            refuses_acks: True if invalid acks are refused; False if the first one is fatal.
+            known_classes: Ids of all classes; messages to others, and invalid acks, are refused.
+                None if the first such frame is fatal.
         """
         self._has_refusals = has_refusals
-        self._refuses_acks = refuses_acks
+        self._known_classes = known_classes
         self._interleaved_acks_max = INTERLEAVED_ACKS_PER_TURN
         self._frames_max = FRAMES_AFTER_REFUSALS if has_refusals else FRAMES_PER_TURN
         self._key_changes_max = KEY_CHANGES_PER_TURN
@@ -740,7 +744,7 @@ class _TurnBudget:
         frame_type = batch.data[0]
         if _SLOW_COSTS[frame_type]:
             return _find_slow_requests_end(batch, batch.data[batch.starts])
-        if frame_type == frames.ACK and self._refuses_acks:
+        if frame_type == frames.ACK and self._known_classes is not None:
             valid_count = batch.ack_ranges()[0].size
             end = valid_count + REFUSALS_MAX
             return end if end < batch.count else None
@@ -788,7 +792,7 @@ class _TurnBudget:
         """Return the end of the acks between other frames that this turn may process, or None for
         all. Some of them may be invalid.
         """
-        if not self._refuses_acks:
+        if self._known_classes is None:
             return None
         acks = np.flatnonzero(types == frames.ACK)
         if acks.size > self._interleaved_acks_max:
@@ -800,11 +804,24 @@ class _TurnBudget:
         """Return the end of the runs of one type and class that this turn may process, or None for
         all.
         """
-        changes = batch.key_changes()
-        if changes.size > self._key_changes_max:
-            return int(changes[self._key_changes_max])
+        changes, changes_max = batch.key_changes(), self._key_changes_max
+        if changes.size > UNKNOWN_KEY_CHANGES_PER_TURN and self._has_unknown_class(batch, changes):
+            changes_max = min(changes_max, UNKNOWN_KEY_CHANGES_PER_TURN)
+        if changes.size > changes_max:
+            return int(changes[changes_max])
         self._key_changes_max -= changes.size
         return None
+
+    def _has_unknown_class(self, batch: FrameBatch, changes: npt.NDArray[np.intp]) -> bool:
+        """Return True if some messages that begin a run are for a class that does not exist."""
+        known = self._known_classes
+        if known is None:
+            return False
+        starts = batch.starts[changes]
+        types, data = batch.data[starts], batch.data
+        starts = starts[(types == frames.MESSAGE) | (types == frames.ENVELOPE)]
+        class_ids = np.unique(data[starts + 1].astype(np.uint16) << 8 | data[starts + 2])
+        return any(class_id not in known for class_id in class_ids.tolist())
 
     def _find_type_changes_end(self, types: Bytes) -> int | None:
         """Return the end of the runs of one frame type that this turn may process, or None for all.
