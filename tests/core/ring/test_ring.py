@@ -486,7 +486,7 @@ def test_one_tick_frees_a_limited_number_of_segments() -> None:
     while ring.statistics().memory_bytes < 200 * RING_BYTES_MIN:
         ring.append(build_batch(build_message("x", size=40_000)), 0)
     ring.release(ring.head)
-    for _ in range(2 * RING_IDLE_TICKS):
+    for _ in range(4 * RING_IDLE_TICKS):
         before = ring.statistics().memory_bytes
         ring.tick()
         ring.check()
