@@ -9,7 +9,8 @@ no socket, clock or thread: a driver passes bytes and times, and sends the bytes
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterator
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -32,10 +33,12 @@ from simplebus.nats.limits import (
     DISCONNECT_COST_CHECKS,
     EVENT_COST_BYTES,
     FIRST_PING_SECONDS,
+    FOUND_SINK_COST_BYTES,
     IMMEDIATE_REMOVALS_MAX,
     KEPT_INPUT_BYTES_MIN,
     NO_RESPONDERS_COST_BYTES,
     PING_COST_BYTES,
+    SEARCHED_SINKS_PER_TURN_MAX,
     SENT_AFTER_LONG_TURN_MAX,
     SINGLE_DELIVERY_COST_BYTES,
     SINK_COMPARISON_COST_BYTES,
@@ -542,22 +545,24 @@ class NatsServer:
         """Apply an event other than `Pub`, which `receive` passes to `_publish`."""
         match event:
             case UniformBatch():
+                sinks = self.routes.match(event.first_message.subject)
                 if self._can_publish_uniform(session, event):
                     session.in_bytes += event.count * len(event.first_message.body)
-                    self._publish_batch(
-                        session, event, [(self.routes.match(event.first_message.subject), None)]
-                    )
+                    self._publish_batch(session, event, [(sinks, None)])
                 else:
-                    self._publish_singly(session, event)
+                    self._publish_singly(session, event, [sinks] * event.count)
             case MixedBatch():
-                if self._can_publish_mixed(session, event):
+                if not self._search_routes(session, event):
+                    self._publish_singly(session, event, [None] * event.count)
+                elif self._can_publish_mixed(session, event):
                     body_bytes = int((event.bounds[1:] - event.body_starts).sum())
                     session.in_bytes += body_bytes - 2 * event.count
                     self._publish_batch(
                         session, event, self.routes.split_by_sinks(event.subject_numbers)
                     )
                 else:
-                    self._publish_singly(session, event)
+                    sinks_by_row = self.routes.match_each(event.subject_numbers)
+                    self._publish_singly(session, event, sinks_by_row)
             case Ping():
                 self.delivery.cost_bytes += PING_COST_BYTES
                 if not self._defers_pong(session):
@@ -650,20 +655,30 @@ class NatsServer:
             or self.routes.is_scattered(event.subject_numbers)
         )
 
-    def _publish_singly(self, session: NatsSession, event: UniformBatch | MixedBatch) -> None:
-        """Publish a batch message by message."""
-        routes = self.routes
-        if isinstance(event, MixedBatch):
-            sinks_by_row = routes.match_each(event.subject_numbers)
-        else:
-            sinks_by_row = [routes.match(event.first_message.subject)] * event.count
-        sink_count = sum(map(len, sinks_by_row))
+    def _search_routes(self, session: NatsSession, event: MixedBatch) -> bool:
+        """Find the sinks of all subjects of a batch. Returns False if that takes several turns."""
+        max_sinks = SEARCHED_SINKS_PER_TURN_MAX if session.can_split_reads else math.inf
+        sink_count = self.routes.search(event.subject_numbers, max_sinks)
+        self.delivery.cost_bytes += sink_count * FOUND_SINK_COST_BYTES
+        return sink_count <= max_sinks
+
+    def _publish_singly(
+        self,
+        session: NatsSession,
+        event: UniformBatch | MixedBatch,
+        sinks_by_row: Sequence[SubjectSinks | None],
+    ) -> None:
+        """Publish a batch message by message. The sinks are None if they are to be searched."""
+        is_search_pending = None in sinks_by_row
+        sink_count = sum([len(sinks or ()) for sinks in sinks_by_row])
         cost_bytes = event.count * EVENT_COST_BYTES + sink_count * (
             SINGLE_DELIVERY_COST_BYTES + event.mean_message_bytes
         )
         may_lack_responders = session.options.no_responders and isinstance(event, UniformBatch)
-        if self._is_split(session, cost_bytes) or (session.can_split_reads and may_lack_responders):
-            event = event.copy(routes.table.names)
+        if self._is_split(session, cost_bytes) or (
+            session.can_split_reads and (may_lack_responders or is_search_pending)
+        ):
+            event = event.copy(self.routes.table.names)
             steps = self._publish_singly_in_steps(session, event, sinks_by_row)
             self._start_publication(session, steps, event.size_bytes)
             return
@@ -674,11 +689,11 @@ class NatsServer:
         self,
         session: NatsSession,
         event: UniformBatch | MixedBatch,
-        sinks_by_row: list[SubjectSinks],
+        sinks_by_row: Sequence[SubjectSinks | None],
     ) -> Iterator[None]:
         """Publish a batch message by message, with a step at the end of each turn but the last.
 
-        `sinks_by_row` are used while routes stay unchanged.
+        `sinks_by_row` are used while routes stay unchanged, unless they are None.
         """
         routes, generation = self.routes, self.routes.generation
         messages = iter_messages(event, routes.table.names)
@@ -686,7 +701,7 @@ class NatsServer:
             if self.delivery.is_turn_over:
                 yield
             if self._begin_publication(session, message):
-                if routes.generation != generation:
+                if sinks is None or routes.generation != generation:
                     sinks = routes.match(message.subject)
                 yield from self._publish_in_steps(session, message, sinks)
 

@@ -16,8 +16,9 @@ stored as
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator
+from itertools import chain, compress
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from simplebus.core.channel.pattern import (
     ONE_OR_MORE,
@@ -34,6 +35,7 @@ PREFIX_SEGMENTS = 3
 _NO_TAIL = ""
 _NAMES_ONLY: tuple[tuple[None, ...], ...] = tuple((None,) * n for n in range(PREFIX_SEGMENTS + 1))
 """Shapes without wildcards, by length."""
+_FLAG_OF_DIGIT = bytes.maketrans(b"01", b"\0\1")
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -157,12 +159,8 @@ class PatternPage(Generic[V]):
 
     def matched_values(self, bits: int) -> list[V]:
         """Return the values of these bits."""
-        flags = f"{bits:b}"[::-1]
-        return [
-            value
-            for value, flag in zip(self.values, flags, strict=False)
-            if flag == "1" and value is not None
-        ]
+        flags = f"{bits:b}"[::-1].encode().translate(_FLAG_OF_DIGIT)
+        return list(compress(cast("list[V]", self.values), flags))
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
@@ -276,7 +274,7 @@ class PatternIndex(Generic[V]):
 
     def find_matches(self, segments: list[str]) -> PageMatches[V]:
         """Return all patterns that match the name with these segments, unordered; see
-        `matched_values`.
+        `iter_values`.
 
         Until the index changes, names that match the same patterns have equal results.
         """
@@ -328,9 +326,9 @@ class PatternSet:
         return name in self._literal or bool(self._wild.find_matches(segments))
 
 
-def matched_values(hits: PageMatches[V]) -> list[V]:
-    """Return the values of the matching patterns."""
-    return [value for page, bits in hits for value in page.matched_values(bits)]
+def iter_values(hits: PageMatches[V]) -> Iterator[V]:
+    """Yield the values of the matching patterns."""
+    return chain.from_iterable(page.matched_values(bits) for page, bits in hits)
 
 
 def _parse_key(pattern: str) -> _PatternKey:

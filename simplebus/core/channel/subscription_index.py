@@ -7,12 +7,13 @@ invalidated by changes. Names that match the same wildcard patterns share one re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeAlias, TypeVar
 
 from simplebus.core.channel.pattern import check_pattern, is_literal, split_segments
-from simplebus.core.channel.pattern_index import PageMatches, PatternIndex, matched_values
+from simplebus.core.channel.pattern_index import PageMatches, PatternIndex, iter_values
 from simplebus.core.channel.sharded_dict import ShardedDict
 from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_RESULTS_MAX, CACHE_VALUES_MAX
 
@@ -148,6 +149,19 @@ class SubscriptionIndex(Generic[T]):
             self._cache.put(name, result)
         return result
 
+    def iter_matches(self, name: str) -> Iterator[T]:
+        """Yield the values that `match` returns, in any order. The index must not change meanwhile.
+
+        The first value is found fast, but nothing is cached.
+        """
+        segments = split_segments(name)
+        if "" in segments:
+            return
+        literal = self._literal.get(name)
+        hits = self._wild.find_matches(segments)
+        for values in chain(() if literal is None else (literal,), iter_values(hits)):
+            yield from values[1:] if isinstance(values, tuple) else values
+
     def has_match(self, name: str) -> bool:
         """Return True if `match` would return any value."""
         segments = split_segments(name)
@@ -188,10 +202,10 @@ class SubscriptionIndex(Generic[T]):
         hits = self._wild.find_matches(segments)
         literal = self._literal.get(name)
         if literal is not None:
-            return _in_insertion_order([*matched_values(hits), literal])
+            return _in_insertion_order([*iter_values(hits), literal])
         result = self._results.get(hits)
         if result is None:
-            result = _in_insertion_order(matched_values(hits))
+            result = _in_insertion_order(list(iter_values(hits)))
             self._results.put(hits, result)
         return result
 

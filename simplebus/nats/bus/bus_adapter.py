@@ -172,7 +172,8 @@ class BusAdapter:
     def _has_subscriber(self, subject: bytes) -> bool:
         """Return True if a client has a subscription that matches the subject."""
         return any(
-            not isinstance(sink, SubjectBinding | _AckSink) for sink in self._routes.match(subject)
+            not isinstance(sink, SubjectBinding | _AckSink)
+            for sink in self._routes.iter_sinks(subject)
         )
 
     # Local sessions ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ turn, or message by message if that turn would take too long.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from itertools import chain
@@ -23,9 +24,11 @@ from simplebus.nats.limits import (
     DELIVERY_COST_BYTES,
     ENCODED_BATCHES_KEPT_MAX,
     EVENT_COST_BYTES,
+    FOUND_SINK_COST_BYTES,
     GROUPING_COST_BYTES,
     HEADER_COST_FACTOR,
     OUTPUT_PER_READ_BYTES,
+    SEARCHED_SINKS_PER_TURN_MAX,
     SINGLE_CONVERSION_COST_BYTES,
     SINGLE_DELIVERY_COST_BYTES,
     SINK_COMPARISON_COST_BYTES,
@@ -118,7 +121,7 @@ class MessageDelivery:
         self, message: Pub, sinks: Sequence[SubjectSink], origin: NatsSession | None
     ) -> Generator[None, None, bool]:
         """Do the same in turns, with a step at the end of each turn but the last."""
-        self.cost_bytes += EVENT_COST_BYTES
+        self.cost_bytes += EVENT_COST_BYTES + len(sinks) * FOUND_SINK_COST_BYTES
         cost_bytes = SINGLE_DELIVERY_COST_BYTES + len(message.body)
         remaining, is_accepted = list(sinks), False
         del sinks  # It would keep subscriptions that end meanwhile.
@@ -144,6 +147,9 @@ class MessageDelivery:
     ) -> Iterator[None]:
         """Do the same in turns, with a step at the end of each turn but the last."""
         remaining = _ReceiverGroups()
+        search_cost_bytes = sum([len(sinks) for sinks, _ in targets]) * FOUND_SINK_COST_BYTES
+        self.cost_bytes += search_cost_bytes
+        self.fan_out_bytes += search_cost_bytes
         for sinks, rows in targets:
             for sink in sinks:
                 if self.is_turn_over:
@@ -276,12 +282,20 @@ class MessageDelivery:
                     return True
                 self.cost_bytes += cost_bytes
             return self._deliver_message_from_bus(messages, sinks)
-        matches = self._routes.match_batch(messages)
+        names = _subject_names(messages)
+        max_sinks = SEARCHED_SINKS_PER_TURN_MAX if self._can_wait else math.inf
+        matches, found_count = self._routes.match_some(names, max_sinks)
+        if len(names) > 1:  # Delivery to the sinks of one subject adds the cost.
+            self.cost_bytes += found_count * FOUND_SINK_COST_BYTES
         count = sum(map(len, matches))
         if (
             self._can_wait
             and count
-            and (must_wait or not self._fits_batch_from_bus(messages, matches, count))
+            and (
+                must_wait
+                or len(matches) < len(names)
+                or not self._fits_batch_from_bus(messages, matches, count)
+            )
         ):
             steps = self._deliver_batch_from_bus_in_steps(messages, matches)
             self._append_waiting(steps, messages.size_bytes + count * WAITING_SINK_BYTES)
@@ -385,15 +399,23 @@ class MessageDelivery:
                 yield from self.deliver_message_in_steps(message, sinks, None)
             else:
                 self.cost_bytes += BATCHED_STORE_COST_BYTES * message.count
-                matches = self._routes.match_batch(message)
-                yield from self._deliver_batch_from_bus_in_steps(message, matches)
+                yield from self._deliver_batch_from_bus_in_steps(message, [])
             if self.is_turn_over:
                 yield
 
     def _deliver_batch_from_bus_in_steps(
         self, batch: UniformBatch | MixedBatch, matches: list[SubjectSinks]
     ) -> Iterator[None]:
-        """Deliver a batch in turns. `matches` are the sinks of each subject."""
+        """Deliver a batch in turns. `matches` are the sinks of the first subjects."""
+        names = _subject_names(batch)
+        while len(matches) < len(names):
+            if self.is_turn_over:
+                yield
+            found, found_count = self._routes.match_some(
+                names[len(matches) :], SEARCHED_SINKS_PER_TURN_MAX
+            )
+            self.cost_bytes += found_count * FOUND_SINK_COST_BYTES
+            matches += found
         targets = yield from self._find_targets_in_steps(batch, matches)
         yield from self.deliver_batch_in_steps(batch, targets, None)
 
@@ -596,6 +618,13 @@ class _DeliveryQueue:
         delivery = self.deliveries.popleft()
         delivery.has_ended = True
         self.kept_bytes -= delivery.kept_bytes
+
+
+def _subject_names(batch: UniformBatch | MixedBatch) -> Sequence[bytes]:
+    """Return the subjects of a batch of the bus, by their numbers in the batch."""
+    if isinstance(batch, UniformBatch):
+        return [batch.first_message.subject]
+    return batch.subject_names or ()
 
 
 def estimate_message_cost(message: Pub, sinks: SubjectSinks) -> int:

@@ -8,8 +8,9 @@ up as one placeholder subject, unless a pattern matches only some of them.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeAlias
@@ -122,6 +123,8 @@ class SubjectRoutes:
         """
         self._merged_groups: dict[tuple[QueueGroup, ...], MergedQueueGroup] = {}
         self._results: dict[SubjectSinks, int] = {}
+        self._results_by_identity: dict[int, int] = {}
+        """Results by the `id` of their sinks: comparing thousands of sinks takes long."""
         self._sinks: list[SubjectSinks] = []
         self._result_by_subject = np.full(SUBJECTS_MAX, _UNKNOWN, np.int32)
         self._result_generation = _NO_GENERATION
@@ -249,22 +252,32 @@ class SubjectRoutes:
             return self._merge_groups(sinks)
         return sinks
 
+    def iter_sinks(self, subject: bytes) -> Iterator[SubjectSink]:
+        """Yield the sinks of a subject in any order, without merging queue groups. Finds the first
+        one faster than `match`.
+        """
+        return self._sublist.iter_matches(subjects.index_key(subject))
+
     def _merge_groups(self, sinks: SubjectSinks) -> SubjectSinks:
         """Merge queue groups of one name: a message goes to one member, whichever subject it
         subscribed to.
         """
-        groups = [sink for sink in sinks if isinstance(sink, QueueGroup)]
+        first_groups: dict[bytes, QueueGroup] = {}
         groups_by_name: dict[bytes, list[QueueGroup]] = {}
-        for group in groups:
-            groups_by_name.setdefault(group.queue, []).append(group)
-        if len(groups_by_name) == len(groups):
+        joined: list[SubjectSink] = []
+        for sink in sinks:
+            # Not `isinstance`, which is slow for the subclasses of an abstract class.
+            if type(sink) is not QueueGroup:
+                joined.append(sink)
+            elif (first := first_groups.setdefault(sink.queue, sink)) is not sink:
+                groups_by_name.setdefault(sink.queue, [first]).append(sink)
+        if not groups_by_name:
             return sinks
-        joined: list[SubjectSink] = [sink for sink in sinks if not isinstance(sink, QueueGroup)]
-        for same_name in groups_by_name.values():
-            key = tuple(same_name)
-            if len(key) == 1:
-                joined.append(key[0])
+        for name, group in first_groups.items():
+            if name not in groups_by_name:
+                joined.append(group)
                 continue
+            key = tuple(groups_by_name[name])
             merged = self._merged_groups.get(key)
             if merged is None:
                 if len(self._merged_groups) >= MERGED_GROUPS_MAX:
@@ -299,33 +312,65 @@ class SubjectRoutes:
         return bool((results != results[0]).any()) and len(np.unique(results)) > max_results
 
     def _look_up_results(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        self.search(numbers)
+        return self._result_by_subject[numbers]
+
+    def search(self, numbers: npt.NDArray[np.int32], max_sinks: float = math.inf) -> int:
+        """Search for the sinks of subjects without a cached result.
+
+        Args:
+            numbers: Subject numbers, shape (n,).
+            max_sinks: The search ends when more sinks are found.
+
+        Returns:
+            The number of sinks found; results that several subjects share count once.
+        """
         valid_for = (self._sublist.generation, self.table.generation)
         if valid_for != self._result_generation:
             self._result_generation = valid_for
             self._results.clear()
+            self._results_by_identity.clear()
             self._sinks.clear()
             self._result_by_subject.fill(_UNKNOWN)
-        results = self._result_by_subject[numbers]
-        is_unknown = results == _UNKNOWN
+        is_unknown = self._result_by_subject[numbers] == _UNKNOWN
+        sink_count = 0
         if is_unknown.any():
             for number in np.unique(numbers[is_unknown]).tolist():
-                self._result_by_subject[number] = self._result_number(
-                    self.match(self.table.names[number])
-                )
-            results = self._result_by_subject[numbers]
-        return results
+                if sink_count > max_sinks:
+                    break
+                sinks = self.match(self.table.names[number])
+                result = self._results_by_identity.get(id(sinks))
+                if result is None:
+                    sink_count += len(sinks)
+                    result = self._result_number(sinks)
+                self._result_by_subject[number] = result
+        return sink_count
 
-    def match_batch(self, messages: UniformBatch | MixedBatch) -> list[SubjectSinks]:
-        """Return the sinks of each subject of a batch of the bus, by its number in the batch."""
-        if isinstance(messages, UniformBatch):
-            return [self.match(messages.first_message.subject)]
-        return [self.match(name) for name in messages.subject_names or ()]
+    def match_some(
+        self, names: Sequence[bytes], max_sinks: float
+    ) -> tuple[list[SubjectSinks], int]:
+        """Return the sinks of each of these subjects, or of the first ones with more than
+        `max_sinks`, and their number. Results that several subjects share count once.
+        """
+        results: list[SubjectSinks] = []
+        found_ids: set[int] = set()
+        sink_count = 0
+        for name in names:
+            if sink_count > max_sinks:
+                break
+            sinks = self.match(name)
+            results.append(sinks)
+            if id(sinks) not in found_ids:
+                found_ids.add(id(sinks))
+                sink_count += len(sinks)
+        return results, sink_count
 
     def _result_number(self, sinks: SubjectSinks) -> int:
         number = self._results.get(sinks)
         if number is None:
             number = self._results[sinks] = len(self._sinks)
             self._sinks.append(sinks)
+            self._results_by_identity[id(sinks)] = number
         return number
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.channel import pattern_index as module
 from simplebus.core.channel.pattern import split_segments
-from simplebus.core.channel.pattern_index import PatternIndex, PatternPage, matched_values
+from simplebus.core.channel.pattern_index import PatternIndex, PatternPage, iter_values
 from simplebus.core.limits import PATTERN_PAGE_SIZE, PATTERN_SEGMENTS_MAX
 from tests.core.channel.channel_oracle import all_names, all_patterns, is_match, names, patterns
 
@@ -27,7 +27,7 @@ def build_index(*listed: str) -> PatternIndex[str]:
 
 def find_values(sieve: PatternIndex[str], name: str) -> set[str]:
     """Return the values that match a name; asserts that each occurs once."""
-    values = matched_values(sieve.find_matches(split_segments(name)))
+    values = list(iter_values(sieve.find_matches(split_segments(name))))
     assert len(values) == len(set(values))
     return set(values)
 
@@ -72,7 +72,7 @@ def test_setting_a_pattern_again_replaces_its_value() -> None:
     sieve["a.b.*.d"] = "new"
     sieve.check()
     assert (sieve.get("a.b.*.d"), sieve.get("a.b.*"), len(sieve)) == ("new", None, 1)
-    assert matched_values(sieve.find_matches(["a", "b", "c", "d"])) == ["new"]
+    assert list(iter_values(sieve.find_matches(["a", "b", "c", "d"]))) == ["new"]
     assert sieve.values() == ["new"]
 
 

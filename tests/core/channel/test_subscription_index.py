@@ -271,6 +271,7 @@ def test_index_matches_like_a_list(
     for name in searched_names:
         assert sublist.match(name) == oracle.match(name)
         assert len(sublist.match(name)) == sum(matches(p, name) for p, _ in set(inserted))
+        assert sorted(sublist.iter_matches(name)) == sorted(oracle.match(name))
         assert sublist.has_match(name) == bool(oracle.match(name))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, product
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -284,6 +285,29 @@ def test_a_turn_reaches_few_receivers(kind: str, monkeypatch: pytest.MonkeyPatch
     assert sum(counts) == 100
     assert len(counts) >= 5
     assert max(counts) <= 20
+
+
+def test_a_turn_searches_for_the_receivers_of_few_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 100 * 1024)
+    monkeypatch.setattr(message_delivery, "SEARCHED_SINKS_PER_TURN_MAX", 1000)
+    channels = [f"a.{number}" for number in range(60)]
+    bus = Bus()
+    routes = bus.nats_server.routes
+    clients = bus.subscribers(
+        3, *(b"SUB a.* 1\r\n", *(f"SUB {each} {each}\r\n".encode() for each in channels))
+    )
+    wide = bus.subscribers(400, b"SUB a.* 1\r\n")
+    searched = [routes.statistics().searches]
+    bus.publish(*channels)
+    searched.append(routes.statistics().searches)
+    while bus.take_turn():
+        searched.append(routes.statistics().searches)
+    assert searched[-1] >= len(channels)
+    assert np.diff(searched).max() <= 4
+    payloads = [b"%d" % number for number in range(60)]
+    assert [client.payloads() for client in wide] == [payloads] * 400
+    for client in clients:
+        assert sorted(client.payloads(), key=int) == [each for each in payloads for _ in range(2)]
 
 
 def test_cheap_delivery_does_not_wait(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from simplebus.core.broker.broker import Broker
 from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.core.users.users import User, Users
+from simplebus.nats import nats_server
 from simplebus.nats.limits import (
     FAN_OUT_READ_BYTES,
+    FOUND_SINK_COST_BYTES,
     OUTPUT_PER_READ_BYTES,
     SUBJECTS_MAX,
     NatsLimits,
@@ -446,6 +448,38 @@ def test_a_turn_delivers_few_messages_to_queue_groups(
     counts = deliveries_per_turn(harness, data)
     assert sum(counts) == data.count(b"PUB") * (1 if has_one_group else 100)
     assert max(counts) <= 20
+
+
+def test_search_for_many_receivers_takes_a_turn(
+    publication: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 100 * FOUND_SINK_COST_BYTES)
+    harness = splitting()
+    subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(200)]
+    counts = receivers_per_turn(harness.client(QUIET), subscribers, publication)
+    assert counts[0] == 0
+    assert sum(counts) == 200
+
+
+def test_a_turn_searches_for_the_receivers_of_few_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_server, "SEARCHED_SINKS_PER_TURN_MAX", 10)
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 100 * 1024)
+    names = [b"a.%d" % number for number in range(60)]
+    harness, expected = splitting(), NatsServerHarness()
+    for each in (harness, expected):
+        each.client(QUIET + b"".join(b"SUB %b %b\r\n" % (name, name) for name in (b"a.*", *names)))
+        each.client(QUIET + b"SUB a.* 1\r\n")
+    data = b"".join(b"PUB %b 2\r\n%02d\r\n" % (name, n) for n, name in enumerate(names))
+    expected.client(QUIET + data)
+    publisher, searched = harness.client(QUIET), [harness.nats_server.routes.statistics().searches]
+    publisher.start(data)
+    searched.append(harness.nats_server.routes.statistics().searches)
+    while publisher.take_turn():
+        searched.append(harness.nats_server.routes.statistics().searches)
+    assert searched[-1] - searched[0] == len(names)
+    assert np.diff(searched).max() <= 10
+    for received, complete in zip(harness.clients[:2], expected.clients[:2], strict=True):
+        assert sorted(received.lines().split(b"MSG")) == sorted(complete.lines().split(b"MSG"))
 
 
 def test_long_subscription_ids_count_as_output(monkeypatch: pytest.MonkeyPatch) -> None:
