@@ -48,6 +48,10 @@ FIRST_PING_SECONDS = 2.0
 # Pieces of output are joined up to this size: each piece costs a system call.
 OUTPUT_PIECE_BYTES = 64 * 1024
 
+# Smallest body that the output of several clients shares. Copies for thousands of clients take
+# long, mostly in page faults.
+SHARED_BODY_BYTES_MIN = 16 * 1024
+
 # Events and output of one read; a batch is one event. Beyond these limits, the rest of the read is
 # processed in later turns of the event loop, and the next read of the client is shorter, down to
 # READ_BYTES_MIN, so that a busy client does not delay others. A publication with more output is

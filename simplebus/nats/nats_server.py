@@ -71,6 +71,7 @@ from simplebus.nats.server.message_delivery import (
     MessageDelivery,
     estimate_batch_cost,
     estimate_message_cost,
+    share_body,
 )
 from simplebus.nats.server.permissions import OpenReplies
 from simplebus.nats.server.routes import SinkRows, SubjectRoutes, SubjectSinks
@@ -711,7 +712,10 @@ class NatsServer:
             return
         sinks = self.routes.match(message.subject)
         if len(sinks) > 1 and self._is_split(session, estimate_message_cost(message, sinks)):
-            steps = self._publish_in_steps(session, message.copy(), sinks)
+            message = share_body(message, sinks)
+            if message.shared_end is None:
+                message = message.copy()
+            steps = self._publish_in_steps(session, message, sinks)
             self._start_publication(session, steps, len(message.body))
             return
         is_accepted = self.delivery.deliver_message(message, sinks, session)

@@ -43,6 +43,13 @@ def encode_message(message: Pub, sid: bytes, *, headers: bool) -> bytes:
     return b"".join((*fields, message.body, _CR_LF))
 
 
+def encode_shared(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, memoryview]:
+    """Return the line in front of a message with a `shared_end`, and the rest of the message."""
+    assert message.shared_end is not None
+    line, skipped = _message_line(message, sid, headers=headers)
+    return line, message.shared_end[skipped:]
+
+
 def no_responders_message(message: Pub) -> Pub:
     """Return the 503 status message for a requester without responders."""
     status = b"NATS/1.0 503\r\nNats-Subject: " + message.subject + b"\r\n\r\n"

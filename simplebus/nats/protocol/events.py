@@ -32,10 +32,17 @@ class Pub:
     """Bytes of the body that are headers; 0 for PUB."""
     body: memoryview
     """Headers and payload, without the final CR LF."""
+    shared_end: memoryview | None = None
+    """The body and the final CR LF for output that several clients share, or None."""
 
     def copy(self) -> Pub:
         """Return a message that stays valid when the receive buffer is filled again."""
         return replace(self, body=memoryview(bytes(self.body)))
+
+    def with_shared_end(self) -> Pub:
+        """Return a copy whose body several clients may share. Nobody may modify it."""
+        end = memoryview(b"".join((self.body, b"\r\n")))
+        return replace(self, body=end[:-2], shared_end=end)
 
 
 @dataclass(slots=True)

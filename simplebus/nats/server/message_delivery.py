@@ -29,6 +29,7 @@ from simplebus.nats.limits import (
     HEADER_COST_FACTOR,
     OUTPUT_PER_READ_BYTES,
     SEARCHED_SINKS_PER_TURN_MAX,
+    SHARED_BODY_BYTES_MIN,
     SINGLE_CONVERSION_COST_BYTES,
     SINGLE_DELIVERY_COST_BYTES,
     SINK_COMPARISON_COST_BYTES,
@@ -112,6 +113,7 @@ class MessageDelivery:
     def deliver_message(self, message: Pub, sinks: SubjectSinks, origin: NatsSession) -> bool:
         """Deliver a message at once. Returns True if a receiver accepted it."""
         self.cost_bytes += estimate_message_cost(message, sinks)
+        message = share_body(message, sinks)
         is_accepted = False
         for sink in sinks:
             is_accepted |= sink.deliver(message, origin)
@@ -123,6 +125,7 @@ class MessageDelivery:
         """Do the same in turns, with a step at the end of each turn but the last."""
         self.cost_bytes += EVENT_COST_BYTES + len(sinks) * FOUND_SINK_COST_BYTES
         cost_bytes = SINGLE_DELIVERY_COST_BYTES + len(message.body)
+        message = share_body(message, sinks)
         remaining, is_accepted = list(sinks), False
         del sinks  # It would keep subscriptions that end meanwhile.
         for sink in drain_list(remaining):
@@ -322,6 +325,7 @@ class MessageDelivery:
 
     def _deliver_message_from_bus(self, message: Pub, sinks: SubjectSinks) -> bool:
         """Deliver a message of the bus at once. Returns True if there are errors."""
+        message = share_body(message, sinks)
         for sink in sinks:
             try:
                 sink.deliver(message, None)
@@ -625,6 +629,13 @@ def _subject_names(batch: UniformBatch | MixedBatch) -> Sequence[bytes]:
     if isinstance(batch, UniformBatch):
         return [batch.first_message.subject]
     return batch.subject_names or ()
+
+
+def share_body(message: Pub, sinks: Sequence[SubjectSink]) -> Pub:
+    """Return the message, with a body that its receivers share if they are several."""
+    if len(sinks) > 1 and len(message.body) >= SHARED_BODY_BYTES_MIN and not message.shared_end:
+        return message.with_shared_end()
+    return message
 
 
 def estimate_message_cost(message: Pub, sinks: SubjectSinks) -> int:

@@ -1,6 +1,8 @@
 """Output of one NATS client, in order.
 
-Short pieces are joined, long ones are kept as they are. A caller must not modify appended bytes.
+Short pieces are joined, long ones are kept as they are. Shared pieces are joined with others when
+they are sent, so that clients that read nothing need no memory for them. A caller must not modify
+appended bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from simplebus.nats.limits import OUTPUT_PIECE_BYTES
+
+_SHORT_PIECE_BYTES = 4 * 1024
 
 
 class OutboxSource(Protocol):
@@ -64,6 +68,12 @@ class NatsOutbox:
         self._finish_tail()
         self._pieces.append(memoryview(piece))
 
+    def append_shared(self, piece: memoryview) -> None:
+        """Append bytes that other outboxes have too; even short ones are not copied."""
+        self.pending_bytes += len(piece)
+        self._finish_tail()
+        self._pieces.append(piece)
+
     reply = append
 
     def _finish_tail(self) -> None:
@@ -88,7 +98,20 @@ class NatsOutbox:
                 self._finish_tail()
             if not self._pieces:
                 return memoryview(b"")
+        if len(self._pieces[0]) < _SHORT_PIECE_BYTES and len(self._pieces) > 1:
+            self._join_first_pieces()
         return self._pieces[0]
+
+    def _join_first_pieces(self) -> None:
+        """Join the first pieces, such as the line in front of a shared body and the body."""
+        pieces, joined, space_bytes = self._pieces, [], OUTPUT_PIECE_BYTES
+        while pieces and len(pieces[0]) <= space_bytes:
+            joined.append(pieces.popleft())
+            space_bytes -= len(joined[-1])
+        if pieces and 2 * space_bytes > OUTPUT_PIECE_BYTES:
+            joined.append(pieces[0][:space_bytes])
+            pieces[0] = pieces[0][space_bytes:]
+        pieces.appendleft(memoryview(b"".join(joined)))
 
     def mark_sent(self, count: int, tick: int) -> None:
         """Remove the first `count` bytes that `peek` returned."""

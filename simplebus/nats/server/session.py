@@ -331,11 +331,15 @@ class NatsSession:
         """True if the client accepts HMSG."""
         return self.options.headers
 
-    def send(self, piece: bytes | bytearray | memoryview) -> None:
-        """Append bytes to the outbox."""
+    def send(
+        self, piece: bytes | bytearray | memoryview, shared_piece: memoryview | None = None
+    ) -> None:
+        """Append bytes to the outbox, and a piece that the outboxes of other clients have too."""
         if self.is_disconnecting:
             return
         self.outbox.append(piece)
+        if shared_piece is not None:
+            self.outbox.append_shared(shared_piece)
         self._owner.mark_ready(self)
         if self.outbox.pending_bytes > self._slow_pending_bytes:
             self._owner.handle_slow(self)
@@ -477,7 +481,11 @@ class NatsSubscription:
             or (self.denied_subjects and self.denied_subjects.get(message.subject))
         ):
             return False
-        session.send(encode.encode_message(message, self.sid, headers=session.options.headers))
+        headers = session.options.headers
+        if message.shared_end is None:
+            session.send(encode.encode_message(message, self.sid, headers=headers))
+        else:
+            session.send(*encode.encode_shared(message, self.sid, headers=headers))
         if message.reply and session.open_replies is not None:
             session.open_replies.add(message.reply)
         self._count_delivered(1)

@@ -57,6 +57,10 @@ def test_single_message_is_line_and_payload() -> None:
     assert encode.encode_message(headed, b"1", headers=False) == b"MSG a 1 r 1\r\nz\r\n"
     message = pub(b"a", b"", b"03", b"00")
     assert encode.encode_message(message, b"1", headers=True) == b"MSG a 1 03\r\nxyz\r\n"
+    for each in (plain, asking, headed, message):
+        for headers in (True, False):
+            pieces = encode.encode_shared(each.with_shared_end(), b"1", headers=headers)
+            assert b"".join(pieces) == encode.encode_message(each, b"1", headers=headers)
 
 
 @pytest.mark.parametrize("headers", [True, False])

@@ -407,6 +407,33 @@ def test_a_turn_reaches_few_receivers(publication: bytes, monkeypatch: pytest.Mo
     assert max(counts) <= 20
 
 
+@pytest.mark.parametrize("options", [{}, {"splits_reads": True}], ids=["at once", "in turns"])
+def test_clients_share_the_body_of_a_long_message(options: dict[str, bool]) -> None:
+    harness, body = NatsServerHarness(**options), bytes(range(256)) * 80
+    headed = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
+    clients = [harness.client(each + b"SUB a 1\r\n") for each in (QUIET, QUIET, headed)]
+    publisher = harness.client(headed)
+    header = b"NATS/1.0\r\nA: 1\r\n\r\n"
+    arguments = len(header), len(header) + len(body)
+    publisher.start(b"HPUB a %d %d\r\n%b%b\r\n" % (*arguments, header, body))
+    publisher.finish()
+    plain = b"MSG a 1 %d\r\n%b\r\n" % (len(body), body)
+    assert [each.lines() for each in clients[:2]] == [plain] * 2
+    assert clients[2].lines() == b"HMSG a 1 %d %d\r\n%b%b\r\n" % (*arguments, header, body)
+
+
+def test_memory_of_a_shared_body_is_that_of_one_copy() -> None:
+    server = NatsServer(NatsSettings())
+    sessions = [server.open_session("a client") for _ in range(3)]
+    for session in sessions:
+        server.receive(session, buffer(), buffer().fill(QUIET + b"SUB a 1\r\n"))
+    data = b"PUB a 20000\r\n%b\r\n" % bytes(20_000)
+    server.receive(sessions[0], buffer(), buffer().fill(data))
+    sizes = dict(pair for session in sessions for pair in session.outbox.iter_buffers())
+    assert 20_000 < sum(sizes.values()) < 2 * 20_000
+    assert all(session.outbox.pending_bytes > 20_000 for session in sessions)
+
+
 def deliveries_per_turn(harness: NatsServerHarness, data: bytes) -> list[int]:
     """Publish and return how many messages were delivered in each turn."""
     publisher = harness.client(QUIET)
