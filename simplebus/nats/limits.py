@@ -105,6 +105,9 @@ CHECKED_CLIENTS_PER_TURN = 128
 DISCONNECT_COST_CHECKS = 4
 # Output buffers whose memory is counted in one turn, and those of one more client.
 EXAMINED_BUFFERS_PER_TURN = 2048
+# Discarded output of slow clients that is returned to the system in one turn: bytes, and pieces.
+FREED_BYTES_PER_TURN = 2 * 1024 * 1024
+FREED_PIECES_PER_TURN = 1024
 READ_BYTES_MIN = 4 * 1024
 # The cost of a batch for many clients depends on the number of clients more than on its size. So
 # the reads of its publisher are not shorter than this, unless one client gets too much output.

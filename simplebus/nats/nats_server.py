@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -34,6 +35,8 @@ from simplebus.nats.limits import (
     EVENT_COST_BYTES,
     FIRST_PING_SECONDS,
     FOUND_SINK_COST_BYTES,
+    FREED_BYTES_PER_TURN,
+    FREED_PIECES_PER_TURN,
     IMMEDIATE_REMOVALS_MAX,
     KEPT_INPUT_BYTES_MIN,
     NO_RESPONDERS_COST_BYTES,
@@ -144,6 +147,7 @@ class NatsServer:
         self._ready_sessions: dict[NatsSession, None] = {}
         self.delivery = MessageDelivery(self.routes, subject_classes)
         self._disconnecting: list[tuple[NatsSession, NatsError]] = []
+        self._discarded_output: deque[memoryview] = deque()
         self._errors: list[Exception] = []
         self._on_pending = on_pending
         self.bus_adapter: BusAdapter | None = None
@@ -417,6 +421,7 @@ class NatsServer:
         Other calls are allowed between the parts.
         """
         self.routes.remove_abandoned()
+        self.free_discarded_output()
         self.slow_consumer_monitor.now = self.now
         yield from self._disconnect_in_parts(self.slow_consumer_monitor.find_slow_consumers())
         checks, now, count = self._liveness_checks, self.now, 0
@@ -527,8 +532,24 @@ class NatsServer:
     def _disconnect_slow_consumer(self, session: NatsSession, error: NatsError) -> None:
         """Disconnect a slow client without an error line and discard its output."""
         self.slow_consumer_count += 1
-        session.discard_output()
+        self._discarded_output.extend(session.discard_output())
         self.disconnect(session, error)
+
+    @property
+    def has_discarded_output(self) -> bool:
+        """True if `free_discarded_output` has work to do."""
+        return bool(self._discarded_output)
+
+    def free_discarded_output(self) -> None:
+        """Free some of the output of slow clients that were disconnected."""
+        freed_bytes = freed_count = 0
+        while (
+            self._discarded_output
+            and freed_bytes < FREED_BYTES_PER_TURN
+            and freed_count < FREED_PIECES_PER_TURN
+        ):
+            freed_bytes += len(self._discarded_output.popleft())
+            freed_count += 1
 
     def mark_ready(self, session: NatsSession) -> None:
         """Record that the outbox of a session has new bytes."""

@@ -6,6 +6,7 @@ is gathered per client and encoded once, in publication order across the client'
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
@@ -358,10 +359,10 @@ class NatsSession:
         """End a subscription of the client."""
         self._owner.end_subscription(subscription)
 
-    def discard_output(self) -> None:
-        """Discard all pending output."""
+    def discard_output(self) -> deque[memoryview]:
+        """Discard all pending output. Returns its pieces, because freeing many takes long."""
         self.discard_gathered()
-        self.outbox.clear()
+        return self.outbox.clear()
 
     def discard_gathered(self) -> None:
         """Discard the gathered messages of the current batch."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
+from simplebus.nats import nats_server as nats_server_module
 from simplebus.nats.limits import (
     EXAMINED_BUFFERS_PER_TURN,
     LAST_CHANCE_SECONDS,
@@ -380,3 +381,19 @@ def test_each_part_of_the_check_of_the_total_limit_examines_few_buffers(
         2 * EXAMINED_BUFFERS_PER_TURN,
         2 * EXAMINED_BUFFERS_PER_TURN + 1,
     ]
+
+
+def test_output_of_disconnected_clients_is_freed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_server_module, "FREED_BYTES_PER_TURN", 100 * KIB)
+    harness = nats_server()
+    sessions = [client(harness) for _ in range(2)]
+    for session in sessions:
+        for _ in range(4):
+            session.send(bytes(64 * KIB))
+        session.send(b"too much")
+        assert session.is_disconnecting
+    count = 0
+    while harness.has_discarded_output:
+        harness.free_discarded_output()
+        count += 1
+    assert 4 <= count <= 6
