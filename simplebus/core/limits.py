@@ -82,10 +82,10 @@ REFUSALS_MAX = 64
 FRAMES_AFTER_REFUSALS = 64
 # Acks of several subscriptions, or between other frames, in one turn: each may be invalid.
 INTERLEAVED_ACKS_PER_TURN = 512
-# Changes between classes or subscriptions of consecutive frames in one turn, and the same if some
-# of the classes are unknown: each run of their messages is refused in an Error.
+# Changes between classes or subscriptions of consecutive frames in one turn, and the same if the
+# peer may not publish to some of the classes: each run of their messages is refused in an Error.
 KEY_CHANGES_PER_TURN = 65_536
-UNKNOWN_KEY_CHANGES_PER_TURN = 1024
+REFUSED_KEY_CHANGES_PER_TURN = 1024
 # Changes between frame types in one turn: consecutive frames of one type are processed together.
 TYPE_CHANGES_PER_TURN = 128
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that

@@ -15,7 +15,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import CREATED_CLASSES_PER_TURN, DECLARED_CLASSES_ENDED_PER_TURN
 from simplebus.core.message_class import class_registry, subject_bindings
 from simplebus.core.message_class.class_ids import preferred_id
-from simplebus.core.session import session as session_module
+from simplebus.core.session import turn_budget
 from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.users import User, Users
@@ -323,7 +323,7 @@ def tiny_turns(checked_count: int) -> Iterator[None]:
         patch.setattr(subscription_manager, "PERMISSION_CHECKS_PER_TURN", checked_count)
         patch.setattr(class_registry, "CREATED_CLASSES_PER_TURN", 1)
         patch.setattr(broker_module, "CREATED_CLASSES_PER_TURN", 1)
-        patch.setattr(session_module, "LONG_CONNECT_BYTES", 0)
+        patch.setattr(turn_budget, "LONG_CONNECT_BYTES", 0)
         yield
 
 

@@ -23,6 +23,7 @@ from simplebus.core.limits import (
     MIXED_ENVELOPES_PER_TURN,
     PATTERNS_PER_TURN,
     REFUSALS_MAX,
+    REFUSED_KEY_CHANGES_PER_TURN,
     RETURNED_PER_TURN,
     RING_IDLE_TICKS,
     RING_SEGMENT_BYTES_MAX,
@@ -33,12 +34,16 @@ from simplebus.core.limits import (
     TICKED_CLASSES_PER_TURN,
     TICKED_SESSIONS_PER_TURN,
     TYPE_CHANGES_PER_TURN,
-    UNKNOWN_KEY_CHANGES_PER_TURN,
+    Limits,
 )
 from simplebus.core.message_class import last_values
 from simplebus.core.protocol import envelope
 from simplebus.core.protocol.envelope import Envelope
+from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import store as store_module
+from simplebus.core.users.passwords import hash_token
+from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
+from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer
 from tests.behaviour.wire_peer_v2 import (
     PURGE,
@@ -224,7 +229,7 @@ def test_messages_of_different_lengths_are_stored_in_portions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other_class", "changes_max"), [(2, KEY_CHANGES_PER_TURN), (3, UNKNOWN_KEY_CHANGES_PER_TURN)]
+    ("other_class", "changes_max"), [(2, KEY_CHANGES_PER_TURN), (3, REFUSED_KEY_CHANGES_PER_TURN)]
 )
 def test_messages_of_two_classes_in_turn_are_processed_in_portions(
     other_class: int, changes_max: int
@@ -240,6 +245,25 @@ def test_messages_of_two_classes_in_turn_are_processed_in_portions(
         pass
     assert bus.statistics(1).ring.message_count == count // 2
     assert bus.broker.refusal_counts[Reason.UNKNOWN_CLASS] == (other_class == 3) * count // 2
+
+
+def test_messages_for_a_denied_class_are_refused_in_portions() -> None:
+    permissions = Permissions(PermissionRules((PermissionRule("1"),)), PermissionRules())
+    user = User("ada", token=hash_token("t"), permissions=permissions)
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    connect_version2(bus, classes=[2])
+    bus.broker.user_directory.replace_users(Users([user]))
+    peer = connect_version2(bus, classes=[1], auth={"token": "t"})
+    peer.session.allow_split_reads()
+    classes = itertools.cycle([1, 2])
+    count = 3 * REFUSED_KEY_CHANGES_PER_TURN // 2
+    peer.send(b"".join(publish(next(classes), n, b"x") for n in range(count)))
+    counts = [bus.broker.refusal_counts[Reason.UNAUTHORIZED]]
+    while run_turn(peer):
+        counts.append(bus.broker.refusal_counts[Reason.UNAUTHORIZED])
+    assert max(b - a for a, b in pairwise([0, *counts])) <= REFUSED_KEY_CHANGES_PER_TURN // 2 + 1
+    assert counts[-1] == bus.statistics(1).ring.message_count == count // 2
 
 
 def test_messages_are_processed_in_smaller_portions_after_refusals() -> None:
@@ -281,6 +305,34 @@ def test_many_invalid_envelopes_are_refused_in_several_turns() -> None:
         results.append((errors, confirms[-1], bus.statistics(1).ring.message_count))
     assert results[0] == results[1]
     assert results[0][1:] == (9 * REFUSALS_MAX, 6 * REFUSALS_MAX)
+
+
+def test_a_full_class_with_drop_newest_refuses_few_runs_of_messages_per_turn() -> None:
+    results = []
+    for is_limited in (True, False):
+        limits = Limits(class_messages=64)
+        bus = BrokerHarness(Settings(full_policy=FullPolicy.DROP_NEWEST, limits=limits))
+        if is_limited:
+            bus.broker.store.limit_turns(1)
+        peer = connect_version2(bus, publish(1, 0, *[b"x"] * 64), classes=[1, 2])
+        peer.receive_all()
+        classes = itertools.cycle([1, 1, 2])
+        count = 12 * REFUSALS_MAX
+        peer.send(b"".join(publish(next(classes), 64 + n, b"x") for n in range(count)))
+        counts = [peer.session.refusal_counts[Reason.DROP_NEWEST]]
+        while bus.broker.store.has_deferred_work:
+            bus.broker.store.continue_deferred_work()
+            bus.check_invariants()
+            counts.append(peer.session.refusal_counts[Reason.DROP_NEWEST])
+        assert counts[0] == 2 * REFUSALS_MAX or not is_limited
+        bus.broker.end_turn()
+        assert not peer.session.parked_messages
+        _, replies = peer.receive_all()
+        refused = [
+            (each.message_id, each.content["count"]) for each in replies if each.kind == "error"
+        ]
+        results.append((counts[-1], sorted(refused), replies[-1].message_id))
+    assert results[0] == results[1]
 
 
 def test_many_invalid_acks_are_refused_in_portions() -> None:

@@ -247,7 +247,7 @@ class Broker:
         session = Session(
             session_id,
             frame_bytes_max=self.settings.limits.frame_bytes,
-            known_classes=self.classes.keys(),
+            known_classes=self.classes,
             ready=self._ready_session_ids,
             peer=peer or f"session {session_id}",
             address=address,

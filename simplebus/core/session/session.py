@@ -17,80 +17,69 @@ Message numbers of a version 2 publisher, modulo 2^31. Every bound is exclusive:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Container, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Protocol
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
-    ACKS_PER_TURN,
     EXPENSIVE_EVENTS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
-    FRAMES_AFTER_REFUSALS,
-    FRAMES_PER_TURN,
     HANDSHAKE_FRAME_BYTES_MAX,
-    HEADERS_BYTES_PER_TURN,
     HEARTBEATS_MISSED_MAX,
-    INTERLEAVED_ACKS_PER_TURN,
-    KEY_CHANGES_PER_TURN,
-    LONG_CONNECT_BYTES,
-    MIXED_ENVELOPES_PER_TURN,
     PARKED_BATCH_BYTES,
-    PLAIN_FRAMES_MAX,
     RECEIVE_BYTES,
     RECENT_PUBLISH_TICKS,
     REFUSALS_MAX,
-    SLOW_ACK_BYTES,
-    SLOW_REQUEST_BYTES,
-    SLOW_REQUESTS_BYTES_MAX,
     SMALL_EVENT_BYTES,
     SMALL_EVENTS,
     SMALL_EVENTS_READ_BYTES,
     TRICKLE_BYTES,
-    TYPE_CHANGES_PER_TURN,
-    UNKNOWN_KEY_CHANGES_PER_TURN,
     Limits,
 )
 from simplebus.core.outbox import Outbox, SendSource
 from simplebus.core.producer_state import ProducerState
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.envelope_reader import (
-    measure_headers,
-    survey_envelopes,
-)
 from simplebus.core.protocol.events import AckedRange, Event, PublishedFrame
-from simplebus.core.protocol.frames import Bytes, FrameBatch, Integers
+from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.session import version2
+from simplebus.core.session.turn_budget import TurnBudget
 from simplebus.core.session.version1 import Version1Decoder
 from simplebus.core.session.version2 import Version2Decoder
+from simplebus.core.users.permissions import ClassAccess, Grants
 from simplebus.core.users.rate_limit import RateLimiter
 
 if TYPE_CHECKING:
     from simplebus.core.group.group import GroupMember
     from simplebus.core.subscription.subscription import BrokerSubscription
-    from simplebus.core.users.permissions import Grants
-
-_SLOW_COSTS: Integers = np.zeros(256, np.int64)
-"""Cost in bytes of a slow request, without its length, by frame type; 0 for other frames."""
-_SLOW_COSTS[[frames.CONNECT, frames.SUBSCRIBE, frames.UNSUBSCRIBE]] = SLOW_REQUEST_BYTES
-_SLOW_COSTS[[frames.FETCH, frames.PURGE, frames.INQUIRE]] = SLOW_REQUEST_BYTES
-_SLOW_COSTS[[frames.NACK, frames.WORKING]] = SLOW_ACK_BYTES
-
-_LAST_VALUES = b'"last_values"'
-"""Text in a Subscribe or Connect that may need several turns."""
-
-_UNLIMITED_BYTES = 16 * 1024
-"""Envelopes of one type that a turn processes in any case."""
-
-_OTHER_CHANNELS_MAX = 64
-"""A batch is mixed if this many of its envelopes have another channel than the first envelope."""
 
 _TLS_HANDSHAKE_BYTE = 0x16
 """First byte of a TLS client; no frame begins with it."""
+
+
+class NamedClass(Protocol):
+    """A message class as far as a session needs it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the class; empty if it has none."""
+
+
+class _OpenClasses:
+    """Ids of the classes to which a session may publish at least some messages."""
+
+    def __init__(self, classes: Mapping[int, NamedClass], grants: Grants | None) -> None:
+        self._classes = classes
+        self._grants = grants
+
+    def __contains__(self, class_id: object) -> bool:
+        if not isinstance(class_id, int) or class_id not in self._classes:
+            return False
+        if self._grants is None:
+            return True
+        permissions = self._grants.publish_permissions(class_id, self._classes[class_id].name)
+        return permissions.access is not ClassAccess.NONE
 
 
 class Session:
@@ -101,7 +90,7 @@ class Session:
         session_id: int,
         *,
         frame_bytes_max: int,
-        known_classes: Container[int],
+        known_classes: Mapping[int, NamedClass],
         peer: str,
         address: str = "",
         token_buckets: tuple[RateLimiter, ...] = (),
@@ -114,7 +103,7 @@ class Session:
             session_id: Id of the session.
             frame_bytes_max: Longest frame that is accepted, in bytes. Before authentication,
                 frames must also be short enough for a handshake.
-            known_classes: Ids of the existing classes; the caller updates them.
+            known_classes: The existing classes by id; the caller updates them.
             peer: Name of the peer for logs.
             address: Address of the peer without the port; empty for an in-process session.
             token_buckets: Rate limits of its messages; empty for unlimited.
@@ -210,9 +199,9 @@ class Session:
         self._unread_bytes = 0
         """The part of the last read that was put back to `unprocessed`."""
         self._is_mixed_budget_spent = False
+        """True if the last read had more than half of the mixed envelopes of one turn."""
         self._unsettled_refusal_count = 0
         """Refusals, less one for each later turn. Many of them make the turns shorter."""
-        """True if the last read had more than half of the mixed envelopes of one turn."""
         self.can_split_reads = False
         """True if slow requests are processed in several turns. See `allow_split_reads`."""
         self.pending_request: Iterator[None] | None = None
@@ -528,9 +517,11 @@ class Session:
             )
         budget = None
         if self.can_split_reads:
-            budget = _TurnBudget(
+            budget = TurnBudget(
                 has_refusals=self._unsettled_refusal_count > REFUSALS_MAX,
-                known_classes=None if self.version2 is None else self._known_classes,
+                open_classes=None
+                if self.version2 is None
+                else _OpenClasses(self._known_classes, self.grants),
             )
             self._unsettled_refusal_count = max(0, self._unsettled_refusal_count - 1)
         for batch in self.receiver.receive(buffer, received_bytes, skipped_bytes=skipped_bytes):
@@ -669,195 +660,3 @@ class Session:
             f"the peer sent nothing for {limit_seconds:g} s, expected a heartbeat every "
             f"{seconds:g} s",
         )
-
-
-class _TurnBudget:
-    """Limits of the work that one turn does for one read.
-
-    Mixed envelopes, headers, frames of different lengths, and changes of type, class or
-    subscription are limited per read, slow requests per batch.
-    """
-
-    def __init__(
-        self, *, has_refusals: bool = False, known_classes: Container[int] | None = None
-    ) -> None:
-        """Create the budget of one read.
-
-        Args:
-            has_refusals: True if the peer has recently sent many frames that were refused.
-            known_classes: Ids of all classes; messages to others, and invalid acks, are refused.
-                None if the first such frame is fatal.
-        """
-        self._has_refusals = has_refusals
-        self._known_classes = known_classes
-        self._interleaved_acks_max = INTERLEAVED_ACKS_PER_TURN
-        self._frames_max = FRAMES_AFTER_REFUSALS if has_refusals else FRAMES_PER_TURN
-        self._key_changes_max = KEY_CHANGES_PER_TURN
-        self._type_changes_max = TYPE_CHANGES_PER_TURN
-        self._mixed_max = MIXED_ENVELOPES_PER_TURN
-        self._header_bytes_max = HEADERS_BYTES_PER_TURN
-
-    @property
-    def is_mostly_spent(self) -> bool:
-        """True if less than half of the mixed envelopes are left."""
-        return 2 * self._mixed_max < MIXED_ENVELOPES_PER_TURN
-
-    def limit(self, batch: FrameBatch) -> FrameBatch:
-        """Return the leading frames of the next batch that this turn should process.
-
-        If these are all of its frames, the turn continues with the next batch. At least one frame
-        of the first batch is returned.
-        """
-        for find_end in (self._find_frames_end, self._find_expensive_end):
-            end = find_end(batch)
-            if end is not None and end < batch.count:
-                batch = batch.slice(0, end)
-            if not batch.count:
-                break
-        return batch
-
-    def _find_frames_end(self, batch: FrameBatch) -> int | None:
-        """Return the number of frames that this turn may process whatever they are, or None for
-        all.
-        """
-        if batch.data[0] == frames.ACK and batch.count > ACKS_PER_TURN:
-            return min(ACKS_PER_TURN, self._frames_max)
-        if batch.stride and not self._has_refusals:
-            return None
-        end = self._frames_max
-        self._frames_max = max(0, end - batch.count)
-        return end if batch.count > end else None
-
-    def _find_expensive_end(self, batch: FrameBatch) -> int | None:
-        """Return the end of the expensive frames that this turn may process, or None for all."""
-        if not batch.is_uniform:
-            types = batch.data[batch.starts]
-            envelopes = np.flatnonzero(types == frames.ENVELOPE)
-            return _find_first(
-                _find_slow_requests_end(batch, types),
-                self._find_mixed_end(envelopes),
-                self._find_headers_end(batch, envelopes),
-                self._find_interleaved_acks_end(types),
-                self._find_type_changes_end(types),
-                self._find_key_changes_end(batch),
-            )
-        frame_type = batch.data[0]
-        if _SLOW_COSTS[frame_type]:
-            return _find_slow_requests_end(batch, batch.data[batch.starts])
-        if frame_type == frames.ACK and self._known_classes is not None:
-            valid_count = batch.ack_ranges()[0].size
-            end = valid_count + REFUSALS_MAX
-            return end if end < batch.count else None
-        if frame_type != frames.ENVELOPE or batch.data.size <= _UNLIMITED_BYTES:
-            return None
-        survey = survey_envelopes(batch)
-        others = survey.other_indexes
-        if not others.size and not survey.may_be_stuffed:
-            return None
-        headers_end = self._find_headers_end(batch, others)
-        if batch.count <= PLAIN_FRAMES_MAX:
-            return headers_end
-        if survey.other_channel_count >= _OTHER_CHANNELS_MAX or survey.may_be_stuffed:
-            others = np.arange(batch.count)
-        elif others.size < _OTHER_CHANNELS_MAX:
-            return headers_end
-        return _find_first(headers_end, self._find_mixed_end(others))
-
-    def _find_mixed_end(self, indexes: npt.NDArray[np.intp]) -> int | None:
-        """Return the end of the envelopes that this turn may process, or None for all.
-
-        `indexes` are the frame indexes of the envelopes in the batch.
-        """
-        if indexes.size > self._mixed_max:
-            return int(indexes[self._mixed_max])
-        self._mixed_max -= indexes.size
-        return None
-
-    def _find_headers_end(self, batch: FrameBatch, indexes: npt.NDArray[np.intp]) -> int | None:
-        """Return the end of the envelopes whose headers this turn may process, or None for all.
-
-        `indexes` as in `_find_mixed_end`. The first envelope of a turn is processed in any case.
-        """
-        lengths = measure_headers(batch, indexes) if indexes.size else None
-        if lengths is None:
-            return None
-        ends = np.cumsum(lengths)
-        count = int(ends.searchsorted(self._header_bytes_max, side="right"))
-        if self._header_bytes_max == HEADERS_BYTES_PER_TURN:
-            count = max(1, count)
-        self._header_bytes_max = max(0, self._header_bytes_max - int(ends[-1]))
-        return int(indexes[count]) if count < indexes.size else None
-
-    def _find_interleaved_acks_end(self, types: Bytes) -> int | None:
-        """Return the end of the acks between other frames that this turn may process, or None for
-        all. Some of them may be invalid.
-        """
-        if self._known_classes is None:
-            return None
-        acks = np.flatnonzero(types == frames.ACK)
-        if acks.size > self._interleaved_acks_max:
-            return int(acks[self._interleaved_acks_max])
-        self._interleaved_acks_max -= acks.size
-        return None
-
-    def _find_key_changes_end(self, batch: FrameBatch) -> int | None:
-        """Return the end of the runs of one type and class that this turn may process, or None for
-        all.
-        """
-        changes, changes_max = batch.key_changes(), self._key_changes_max
-        if changes.size > UNKNOWN_KEY_CHANGES_PER_TURN and self._has_unknown_class(batch, changes):
-            changes_max = min(changes_max, UNKNOWN_KEY_CHANGES_PER_TURN)
-        if changes.size > changes_max:
-            return int(changes[changes_max])
-        self._key_changes_max -= changes.size
-        return None
-
-    def _has_unknown_class(self, batch: FrameBatch, changes: npt.NDArray[np.intp]) -> bool:
-        """Return True if some messages that begin a run are for a class that does not exist."""
-        known = self._known_classes
-        if known is None:
-            return False
-        starts = batch.starts[changes]
-        types, data = batch.data[starts], batch.data
-        starts = starts[(types == frames.MESSAGE) | (types == frames.ENVELOPE)]
-        class_ids = np.unique(data[starts + 1].astype(np.uint16) << 8 | data[starts + 2])
-        return any(class_id not in known for class_id in class_ids.tolist())
-
-    def _find_type_changes_end(self, types: Bytes) -> int | None:
-        """Return the end of the runs of one frame type that this turn may process, or None for all.
-
-        Each run is processed on its own.
-        """
-        changes = np.flatnonzero(types[1:] != types[:-1])
-        if changes.size > self._type_changes_max:
-            return int(changes[self._type_changes_max]) + 1
-        self._type_changes_max -= changes.size
-        return None
-
-
-def _find_first(*ends: int | None) -> int | None:
-    """Return the lowest of some ends; None stands for no end."""
-    return min((end for end in ends if end is not None), default=None)
-
-
-def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
-    """Return the end of the slow requests of one turn, or None if it may process all frames.
-
-    A long Connect and a request with the text "last_values" may need several turns, so no frame
-    after such a request is processed in this turn.
-    """
-    costs = _SLOW_COSTS[types]
-    slow = np.flatnonzero(costs)
-    if not slow.size:
-        return None
-    lengths = batch.lengths[slow]
-    cost_bytes = np.cumsum(lengths + costs[slow])
-    count = max(1, int(cost_bytes.searchsorted(SLOW_REQUESTS_BYTES_MAX, side="right")))
-    is_long = (types[slow] == frames.CONNECT) & (lengths > LONG_CONNECT_BYTES)
-    may_have_text = np.isin(types[slow[:count]], (frames.CONNECT, frames.SUBSCRIBE))
-    for index in np.flatnonzero(may_have_text & ~is_long[:count]).tolist():
-        first, end = batch.bounds[slow[index]], batch.ends[slow[index]]
-        is_long[index] = _LAST_VALUES in batch.data[first:end].tobytes()
-    if is_long[:count].any():
-        return int(slow[is_long.argmax()]) + 1
-    return None if count >= slow.size else int(slow[count - 1]) + 1

@@ -42,8 +42,11 @@ class DroppingStore(CompactingStore, Protocol):
         columns: EnvelopeColumns | None = None,
     ) -> int: ...
 
-    def drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> None:
-        """Drop new messages, and refuse them if the session expects confirms."""
+    def drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> int:
+        """Drop new messages, and refuse them if the session expects confirms.
+
+        Returns the number of dropped messages; the rest must wait.
+        """
 
 
 @dataclass(slots=True)
@@ -98,8 +101,7 @@ class OldestMessageDropper:
         while cls not in self._partial_drops:
             remaining_frames = batch.slice(handled, batch.count)
             if not len(ring):  # The ring is empty and still too full: others use all memory.
-                self._store.drop_newest(session, cls, remaining_frames)
-                return batch.count
+                return handled + self._store.drop_newest(session, cls, remaining_frames)
             floor = self._find_new_floor(cls, remaining_frames, compactor)
             lagging = _list_lagging(cls, floor)
             needed = _lowest_needed(cls, lagging, floor)

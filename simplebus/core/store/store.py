@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterator
+from itertools import islice
 from typing import assert_never
 
 import numpy as np
@@ -349,8 +350,7 @@ class Store:
                 case FullPolicy.BLOCK | FullPolicy.SPILL:
                     pass
                 case FullPolicy.DROP_NEWEST:
-                    self.drop_newest(session, cls, remaining_frames)
-                    handled = batch.count
+                    handled += self.drop_newest(session, cls, remaining_frames)
                 case FullPolicy.DROP_OLDEST:
                     handled += self.oldest_dropper.append(cls, remaining_frames, session, columns)
                 case _:
@@ -553,10 +553,21 @@ class Store:
         raise AssertionError("the batch parser rejected an envelope that the decoder accepts")
 
     def _refuse_messages(
-        self, session: Session, batch: FrameBatch, reason: Reason, detail: str
-    ) -> None:
-        for refused in version2.build_refusals(batch, reason, detail):
+        self,
+        session: Session,
+        batch: FrameBatch,
+        reason: Reason,
+        detail: str,
+        *,
+        max_count: int = sys.maxsize,
+    ) -> int:
+        """Refuse messages in at most `max_count` Errors. Returns the number of refused messages."""
+        refusals = islice(version2.build_refusals(batch, reason, detail), max_count)
+        refused_count = 0
+        for refused in refusals:
             self._refusal_sender.send_refusal(session, refused)
+            refused_count += refused.count
+        return refused_count
 
     def notify_subscribers(self, cls: MessageClass) -> None:
         """Mark the subscriptions of a class as having something to send."""
@@ -600,15 +611,26 @@ class Store:
 
     # Full ----------------------------------------------------------------------------------------
 
-    def drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> None:
-        """Drop new messages, and refuse them if the session expects confirms."""
-        cls.dropped_counts[Reason.DROP_NEWEST] += batch.count
+    def drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> int:
+        """Drop new messages, and refuse them if the session expects confirms.
+
+        Returns:
+            The number of dropped messages. The rest must wait, because many refusals are divided
+            into turns.
+        """
+        dropped_count = batch.count
         if session is not None and session.has_confirms:
-            reason = (
-                "its policy is drop_newest" if len(cls.ring) else "other classes use all memory"
+            cause = "its policy is drop_newest" if len(cls.ring) else "other classes use all memory"
+            dropped_count = self._refuse_messages(
+                session,
+                batch,
+                Reason.DROP_NEWEST,
+                f"class {cls.class_id} is full: {cause}",
+                max_count=self._refusals_max,
             )
-            detail = f"class {cls.class_id} is full: {reason}"
-            self._refuse_messages(session, batch, Reason.DROP_NEWEST, detail)
+            self.is_refusing_paused = dropped_count < batch.count
+        cls.dropped_counts[Reason.DROP_NEWEST] += dropped_count
+        return dropped_count
 
     # Dead letters --------------------------------------------------------------------------------
 
