@@ -114,6 +114,10 @@ PERMISSION_CHECKS_PER_TURN = 128
 RULES_PER_PERMISSION_CHECK = 16
 # Existing classes that are examined in one turn when settings change.
 EXAMINED_CLASSES_PER_TURN = 512
+# Sessions whose held bytes are counted in one turn, and that are closed in one turn, because all
+# together exceed the limit.
+COUNTED_SESSIONS_PER_TURN = 1024
+CLOSED_SESSIONS_PER_TURN = 64
 # Sessions to which changed users and rate limits are applied in one turn.
 CHANGED_SESSIONS_PER_TURN = 128
 # Connections of publishers that a shutdown examines, and may disconnect, in one turn.

@@ -220,6 +220,7 @@ class Broker:
         self._next_session_id = 0
         self._resumed_sessions: dict[Session, None] = {}
         self._uncounted_pending = UncountedPendingBytes()
+        self._pending_check: Iterator[list[tuple[Session, RemoteProtocolError]]] | None = None
 
     @property
     def tick_number(self) -> int:
@@ -434,10 +435,19 @@ class Broker:
             self._count_pending(unhandled_count)
 
     def _count_pending(self, size_bytes: int) -> None:
-        """Count held bytes, and close sessions if all of them together exceed the total limit."""
+        """Count held bytes, and close sessions if all of them together exceed the total limit.
+
+        With many sessions, each call continues the check of the total by some of them.
+        """
         limit = self.settings.limits.total_pending_bytes
-        if self._uncounted_pending.add(size_bytes, limit):
-            self._closing_sessions += select_sessions_to_close(self.sessions.values(), limit)
+        if self._uncounted_pending.add(size_bytes, limit) and self._pending_check is None:
+            self._pending_check = select_sessions_to_close(self.sessions.values(), limit)
+        if self._pending_check is not None:
+            closing = next(self._pending_check, None)
+            if closing is None:
+                self._pending_check = None
+            else:
+                self._closing_sessions += closing
 
     def send_fatal_error(self, session: Session, error: RemoteProtocolError) -> None:
         """Tell a version 2 peer why its session is about to be closed."""
@@ -807,6 +817,7 @@ class Broker:
         Yields:
             Sessions that must be closed, each with the reason.
         """
+        self._pending_check = None  # Each tick checks the total of held bytes itself.
         self.clock.tick += 1
         self.store.timer_index = self.clock.tick % self.settings.ack_timeout
         ticked_count = 0
@@ -827,7 +838,7 @@ class Broker:
             yield self._tick_sessions(part)
             pending_bytes += sum(session.pending_bytes for session in part)
         if pending_bytes > limit_bytes:
-            yield select_sessions_to_close(self.sessions.values(), limit_bytes)
+            yield from select_sessions_to_close(self.sessions.values(), limit_bytes)
 
     def _tick_positions(self, cls: MessageClass) -> Iterator[int]:
         """Tick the positions of a class. Yields the number of positions of each part, plus one."""

@@ -1,15 +1,23 @@
 """Limits on the bytes held for one session, and for all sessions together.
 
 The total is checked at each tick, and in between whenever a fraction of the limit has arrived since
-the last check. The total can exceed the limit only by that fraction.
+the last check. The total can exceed the limit only by that fraction, and by the reads that arrive
+during a check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+
+import numpy as np
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import PENDING_CHECK_DIVISOR, Limits
+from simplebus.core.limits import (
+    CLOSED_SESSIONS_PER_TURN,
+    COUNTED_SESSIONS_PER_TURN,
+    PENDING_CHECK_DIVISOR,
+    Limits,
+)
 from simplebus.core.session.session import Session
 
 
@@ -48,21 +56,40 @@ class UncountedPendingBytes:
 
 def select_sessions_to_close(
     sessions: Collection[Session], total_bytes_max: int
-) -> list[tuple[Session, RemoteProtocolError]]:
-    """Return the sessions to close because more than `total_bytes_max` bytes are held for all.
+) -> Iterator[list[tuple[Session, RemoteProtocolError]]]:
+    """Select the sessions to close if more than `total_bytes_max` bytes are held for all.
 
-    The sessions with the most bytes are closed first.
+    The sessions with the most bytes are closed first. Other calls of the broker are allowed between
+    the parts.
+
+    Yields:
+        Sessions that must be closed, each with the reason.
     """
-    excess = sum(session.pending_bytes for session in sessions) - total_bytes_max
-    closing = []
-    if excess > 0:
-        for session in sorted(sessions, key=lambda s: -s.pending_bytes):
-            detail = (
-                f"{session.pending_bytes} bytes wait for this connection; for all together "
-                f"{total_bytes_max} are allowed, and it has the most"
-            )
-            closing.append((session, RemoteProtocolError(Reason.PENDING_LIMIT, detail)))
-            excess -= session.pending_bytes
-            if excess <= 0:
-                break
-    return closing
+    sessions = list(sessions)
+    pending_bytes: list[int] = []
+    for first in range(0, len(sessions), COUNTED_SESSIONS_PER_TURN):
+        if first:
+            yield []
+        part = sessions[first : first + COUNTED_SESSIONS_PER_TURN]
+        pending_bytes += [session.pending_bytes for session in part]
+    sizes = np.array(pending_bytes, np.int64)
+    excess_bytes = int(sizes.sum()) - total_bytes_max
+    if excess_bytes <= 0:
+        return
+    order = np.argsort(-sizes, kind="stable")
+    count = int(np.cumsum(sizes[order]).searchsorted(excess_bytes)) + 1
+    for first in range(0, count, CLOSED_SESSIONS_PER_TURN):
+        indexes = order[first : min(first + CLOSED_SESSIONS_PER_TURN, count)].tolist()
+        yield [
+            (sessions[index], _total_limit_error(pending_bytes[index], total_bytes_max))
+            for index in indexes
+            if not sessions[index].is_closed
+        ]
+
+
+def _total_limit_error(pending_bytes: int, total_bytes_max: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        Reason.PENDING_LIMIT,
+        f"{pending_bytes} bytes wait for this connection; for all together {total_bytes_max} are "
+        "allowed, and it has the most",
+    )
