@@ -69,6 +69,16 @@ def test_messages_are_assigned_in_portions(by_key: bool) -> None:
     assert counts[1] <= 1.2 * counts[0]
 
 
+def test_messages_that_the_last_subscription_of_a_session_has_not_acked_wait() -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, subscribe(1, 5, group="g"), subscribe(1, 6))
+    connect_version2(bus, publish(1, 0, *numbered(10)))
+    peer.receive_deliveries()
+    peer.send(ack(5, 0, 10), ack(6, 0, 4))
+    peer.disconnect()
+    assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == list(range(4, 10))
+
+
 def test_one_session_can_have_several_members() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="g"))

@@ -7,7 +7,8 @@ group resumes it, and is refused if its group, channels or ordering differ.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Generator, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -789,17 +790,26 @@ class SubscriptionManager:
         self._end_subscriptions(ended.values())
         return bool(session.subscriptions or session.declared_class_ids)
 
-    def _end_subscriptions(self, subscriptions: Iterable[BrokerSubscription | GroupMember]) -> None:
-        """End or detach subscriptions of one session."""
-        groups: dict[AnyGroup, None] = {}
+    def _end_subscriptions(
+        self, subscriptions: Collection[BrokerSubscription | GroupMember]
+    ) -> None:
+        """End or detach subscriptions of one session, in order.
+
+        A group ends with its last member: only then its returned messages are assigned.
+        """
+        member_counts = Counter(
+            subscription.group
+            for subscription in subscriptions
+            if isinstance(subscription, GroupMember)
+        )
         for subscription in subscriptions:
-            if isinstance(subscription, GroupMember):
-                subscription.group.remove_member(subscription)
-                groups[subscription.group] = None
-            else:
+            if not isinstance(subscription, GroupMember):
                 self._detach_subscription(subscription, forget=False)
-        for group in groups:  # Returned messages are assigned after all members have left.
-            if not group.has_leaving_members:
+                continue
+            group = subscription.group
+            group.remove_member(subscription)
+            member_counts[group] -= 1
+            if not (member_counts[group] or group.has_leaving_members):
                 self._update_group_after_leave(group, forget=False)
 
     def drop_subscription(self, session: Session, number: int) -> None:
