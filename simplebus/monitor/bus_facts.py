@@ -292,7 +292,7 @@ def collect_slow(broker: Broker, reporter: PositionReporter) -> Generator[None, 
     for count, (cls, position) in enumerate(lagging):
         if position not in cls.positions:  # It has ended meanwhile.
             continue
-        info = reporter.describe_position(cls, position)
+        info = yield from reporter.describe_position(cls, position)
         is_blocking = bool(cls.blocked_sessions and info.floor == cls.first_sequence)
         positions.append(PositionFacts(truncate_text(cls.label), info, is_blocking))
         if count % _DESCRIPTIONS_PER_STEP == _DESCRIPTIONS_PER_STEP - 1:

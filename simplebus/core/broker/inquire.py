@@ -230,7 +230,7 @@ class InquiryHandler:
                 Reason.UNKNOWN_SESSION,
                 f"session {inquiry.session} is not open; open sessions: {len(self._sessions)}",
             )
-        return self._report_session(session, grants)
+        return (yield from self._report_session(session, grants))
 
     @property
     def _now(self) -> float:
@@ -274,9 +274,9 @@ class InquiryHandler:
 
     def _describe_position(
         self, cls: MessageClass, position: Position, grants: Grants | None
-    ) -> PositionInfo:
-        """Return the report on a position, without channels of replies to other users."""
-        report = self._position_reporter.describe_position(cls, position)
+    ) -> Generator[None, None, PositionInfo]:
+        """Build the report on a position in steps, without channels of replies to other users."""
+        report = yield from self._position_reporter.describe_position(cls, position)
         if grants is None or not has_private_channels(cls.name):
             return report
         left_out = len(report.patterns) + report.patterns_left_out
@@ -397,13 +397,12 @@ class InquiryHandler:
     ) -> Generator[None, None, ClassInfo]:
         """Build the report on a class in steps. Each position is counted at its step."""
         totals = yield from _count_positions(cls)
+        positions = []
+        for position in totals.lowest:
+            if position in cls.positions:
+                positions.append((yield from self._describe_position(cls, position, grants)))
         store, ring = self._store, cls.ring
         statistics, commit_log = ring.statistics(), store.commit_log
-        positions = [
-            self._describe_position(cls, position, grants)
-            for position in totals.lowest
-            if position in cls.positions
-        ]
         blocked = list(islice(cls.blocked_sessions, INQUIRY_MEMBERS_MAX))
         dead_class_id = self._dead_letter_class_id(cls)
         if dead_class_id is not None and not can_inquire(grants, store.classes[dead_class_id]):
@@ -453,11 +452,13 @@ class InquiryHandler:
             publishers_left_out=len(cls.blocked_sessions) - len(blocked),
             waits_for="" if cls.is_remote else self._explain_class_wait(cls, positions),
         )
-        return self._add_remote_counts(cls, report, remote_counts) if cls.is_remote else report
+        if not cls.is_remote:
+            return report
+        return (yield from self._add_remote_counts(cls, report, remote_counts))
 
     def _add_remote_counts(
         self, cls: MessageClass, report: ClassInfo, remote_counts: Mapping[int, RemoteCountOutcome]
-    ) -> ClassInfo:
+    ) -> Generator[None, None, ClassInfo]:
         """Replace the local counts of a class by those of its remote storage."""
         found = remote_counts.get(cls.class_id, "it was not counted for this")
         dead = remote_counts.get(report.dead_class) if report.dead_class is not None else None
@@ -466,7 +467,8 @@ class InquiryHandler:
         )
         counts |= dict.fromkeys(("memory_max", "backlog", "purged"), 0)
         if isinstance(found, RemoteInventory):
-            unknown_reason, waits_for = "", self._explain_remote_floor(cls, found)
+            unknown_reason = ""
+            waits_for = yield from self._explain_remote_floor(cls, found)
             counts |= {
                 "floor": found.floor,
                 "head": found.head,
@@ -491,7 +493,9 @@ class InquiryHandler:
             waits_for=self._prepend_blocked_publishers(cls, waits_for),
         )
 
-    def _explain_remote_floor(self, cls: MessageClass, inventory: RemoteInventory) -> str:
+    def _explain_remote_floor(
+        self, cls: MessageClass, inventory: RemoteInventory
+    ) -> Generator[None, None, str]:
         """Explain why the oldest message in remote storage is kept."""
         if not inventory.message_count:
             return "nothing is stored"
@@ -503,7 +507,7 @@ class InquiryHandler:
         floor_reason = "the oldest stored message is held by"
         if isinstance(holder, str):
             return f"{floor_reason} {holder}"
-        position = self._position_reporter.describe_position(cls, holder)
+        position = yield from self._position_reporter.describe_position(cls, holder)
         return (
             f"{floor_reason} {_position_label(position)}; "
             f"{complete_sentence(position.waits, position.waits_for)}"
@@ -578,7 +582,10 @@ class InquiryHandler:
 
     # A session -----------------------------------------------------------------------------------
 
-    def _report_session(self, session: Session, grants: Grants | None) -> SessionInfo:
+    def _report_session(
+        self, session: Session, grants: Grants | None
+    ) -> Generator[None, None, SessionInfo]:
+        """Build the report on a session in steps."""
         classes = self._store.classes
         subscriptions = {
             number: subscription
@@ -589,10 +596,11 @@ class InquiryHandler:
         distinct_positions: dict[Position, None] = {}
         for subscription in islice(subscriptions.values(), INQUIRY_POSITIONS_MAX):
             distinct_positions[subscription.position] = None
-        positions = [
-            self._describe_position(classes[position.class_id], position, grants)
-            for position in distinct_positions
-        ]
+        positions = []
+        for position in distinct_positions:
+            cls = classes.get(position.class_id)
+            if cls is not None and position in cls.positions:  # It may have ended meanwhile.
+                positions.append((yield from self._describe_position(cls, position, grants)))
         parked = sum(batch.count for _, batch in session.parked_messages)
         unconfirmed = 0
         if session.version2 is not None:

@@ -5,14 +5,16 @@ A report changes nothing and reads no messages; its size is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from heapq import nsmallest
+from typing import NamedTuple
 
 from simplebus.core import dead_letters
 from simplebus.core.broker.wait_reasons import WaitFacts, explain_wait
 from simplebus.core.errors import DEAD_LETTER_REASONS, Reason
 from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import (
+    COUNTED_MEMBERS_PER_STEP,
     IN_FLIGHT_BYTES,
     INQUIRY_MEMBERS_MAX,
     INQUIRY_PATTERNS_MAX,
@@ -24,6 +26,20 @@ from simplebus.core.redelivery import delivery_state
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
+
+
+class _MembersSummary(NamedTuple):
+    """Counts of the members of a group."""
+
+    in_flight_count: int = 0
+    in_flight_bytes: int = 0
+    in_flight_max: int = 0
+    can_accept: bool = False
+    """True if a member may be assigned more messages."""
+    send_blocked_ticks: int = 0
+    """Longest time for which a member has read nothing."""
+    busiest: Sequence[GroupMember] = ()
+    """The members that may be assigned the fewest messages."""
 
 
 class PositionReporter:
@@ -41,36 +57,31 @@ class PositionReporter:
         time = cls.time_index.time_of(sequence)
         return max(0.0, self._store.clock.now - time) if time else None
 
-    def describe_position(self, cls: MessageClass, position: Position) -> PositionInfo:
-        """Return the report on a position of a class."""
-        window, ring, policy = position.window, position.class_ring, position.delivery_policy
-        state = cls.group_or_position(position).build_delivery_state()
+    def describe_position(
+        self, cls: MessageClass, position: Position
+    ) -> Generator[None, None, PositionInfo]:
+        """Build the report on a position of a class. A group with many members takes steps."""
         group = cls.groups.get(position)
         members = list(group.members) if group is not None else []
+        summary = yield from self._summarize_members(members)
+        window, ring, policy = position.window, position.class_ring, position.delivery_policy
+        state = cls.group_or_position(position).build_delivery_state()
         delayed = delivery_state.count_delayed(state, window)
         member_reports: list[MemberInfo] = []
         if group is not None:
-            in_flight = sum(member.assigned_count for member in members)
-            in_flight_bytes = sum(member.assigned_bytes for member in members)
-            limit = sum(member.in_flight_max for member in members)
-            redelivery_count = (
+            in_flight, in_flight_bytes = summary.in_flight_count, summary.in_flight_bytes
+            limit, is_full = summary.in_flight_max, not summary.can_accept
+            full_seconds = self.ticks_to_seconds(summary.send_blocked_ticks)
+            redelivery_count = max(
+                0,
                 window.in_flight_count
                 - in_flight
                 - delayed
                 - state.blocked_by_key_count
-                - state.pending_dead_letter_count
+                - state.pending_dead_letter_count,
             )
-            busiest = nsmallest(
-                INQUIRY_MEMBERS_MAX,
-                members,
-                key=lambda member: (member.free_count, -member.assigned_count),
-            )
-            member_reports = [self._describe_member(member) for member in busiest]
+            member_reports = [self._describe_member(member) for member in summary.busiest]
             oldest, holder = _find_oldest(member_reports)
-            is_full = not any(member.free_count for member in members)
-            full_seconds = max(
-                (self._send_blocked_seconds(m.outbox.session_id) for m in members), default=0.0
-            )
         else:
             redelivery_count = delivery_state.count_redeliveries(state, window)
             in_flight = state.in_flight_count
@@ -177,6 +188,35 @@ class PositionReporter:
             waits_for=wait_sentence,
             waiting_dead_letters=state.pending_dead_letter_count,
         )
+
+    def _summarize_members(
+        self, members: list[GroupMember]
+    ) -> Generator[None, None, _MembersSummary]:
+        """Add up the members of a group in steps."""
+        total = _MembersSummary()
+        for first in range(0, len(members), COUNTED_MEMBERS_PER_STEP):
+            if first:
+                yield
+            part = members[first : first + COUNTED_MEMBERS_PER_STEP]
+            sessions = [self._sessions.get(member.outbox.session_id) for member in part]
+            total = _MembersSummary(
+                in_flight_count=total.in_flight_count + sum(m.assigned_count for m in part),
+                in_flight_bytes=total.in_flight_bytes + sum(m.assigned_bytes for m in part),
+                in_flight_max=total.in_flight_max + sum(m.in_flight_max for m in part),
+                can_accept=total.can_accept or any(m.free_count for m in part),
+                send_blocked_ticks=max(
+                    [
+                        total.send_blocked_ticks,
+                        *(each.send_blocked_ticks for each in sessions if each is not None),
+                    ]
+                ),
+                busiest=nsmallest(
+                    INQUIRY_MEMBERS_MAX,
+                    [*total.busiest, *part],
+                    key=lambda member: (member.free_count, -member.assigned_count),
+                ),
+            )
+        return total
 
     def _describe_member(self, member: GroupMember) -> MemberInfo:
         cls, policy = self._store.classes[member.class_id], member.position.delivery_policy

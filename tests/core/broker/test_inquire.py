@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
+from simplebus.core.broker import inquire_positions
 from simplebus.core.broker.broker import Broker
 from simplebus.core.broker.class_warnings import GROWTH_SECONDS
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -28,6 +29,7 @@ from simplebus.core.protocol.inquiry import (
 )
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, Retention, Settings
+from simplebus.core.steps import run_to_end
 from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
@@ -336,6 +338,21 @@ def test_last_values_are_reported_as_the_reason_of_stored_messages() -> None:
     assert class_report(bus).waits_for == "the stored messages are kept as last values"
 
 
+def test_members_of_a_group_are_counted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = BrokerHarness()
+    members = [connect_version2(bus, subscribe(1, 1, group="g")) for _ in range(10)]
+    connect_version2(bus, publish(1, 0, *[b"x"] * 25))
+    members[3].receive_deliveries()
+    [position] = bus.broker.classes[1].positions
+    reporter = bus.broker.inquiry_handler._position_reporter
+    at_once = run_to_end(reporter.describe_position(bus.broker.classes[1], position))
+    monkeypatch.setattr(inquire_positions, "COUNTED_MEMBERS_PER_STEP", 3)
+    steps = reporter.describe_position(bus.broker.classes[1], position)
+    assert [next(steps) for _ in range(3)] == [None] * 3
+    assert run_to_end(steps) == at_once
+    assert at_once.in_flight == 25
+
+
 def test_report_lists_the_positions_furthest_behind() -> None:
     bus = BrokerHarness()
     count = INQUIRY_POSITIONS_MAX + 10
@@ -350,9 +367,8 @@ def test_report_lists_the_positions_furthest_behind() -> None:
     assert report.positions_left_out == 11
     assert count not in [position.number for position in report.positions]
     [group] = bus.broker.classes[1].groups
-    found = bus.broker.inquiry_handler._position_reporter.describe_position(
-        bus.broker.classes[1], group
-    )
+    reporter = bus.broker.inquiry_handler._position_reporter
+    found = run_to_end(reporter.describe_position(bus.broker.classes[1], group))
     assert (len(found.members), found.members_left_out) == (INQUIRY_MEMBERS_MAX, 5)
     reader_report = session_report(bus, reader)
     assert (len(reader_report.positions), reader_report.positions_left_out) == (
