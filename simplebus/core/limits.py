@@ -74,18 +74,19 @@ SLOW_ACK_BYTES = 320
 MIXED_ENVELOPES_PER_TURN = 896
 # Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.
 HEADERS_BYTES_PER_TURN = 32 * 1024
-# Frames of different lengths, and frames that begin with an Ack, in one turn. After some refusals,
-# the frames of some turns are fewer, because each refusal is sent in an Error frame of its own.
-FRAMES_PER_TURN = 32_768
+# Frames of different lengths, types or classes, and frames that begin with an Ack, in one turn.
+# After some refusals, the frames of some turns are fewer: each refusal is sent in an Error frame.
+FRAMES_PER_TURN = 24_576
 ACKS_PER_TURN = 16_384
 REFUSALS_MAX = 64
 FRAMES_AFTER_REFUSALS = 64
 # Acks of several subscriptions, or between other frames, in one turn: each may be invalid.
 INTERLEAVED_ACKS_PER_TURN = 512
-# Changes between classes or subscriptions of consecutive frames in one turn, and the same if the
-# peer may not publish to some of the classes: each run of their messages is refused in an Error.
-KEY_CHANGES_PER_TURN = 65_536
-REFUSED_KEY_CHANGES_PER_TURN = 1024
+# Runs of messages of one class in one turn, if the peer may not publish to some of the classes:
+# each of their runs is refused in an Error.
+REFUSED_RUNS_PER_TURN = 1024
+# Classes for which one turn stores messages of a connection: 20 to 100 microseconds for each.
+CLASSES_PER_TURN = 32
 # Changes between frame types in one turn: consecutive frames of one type are processed together.
 TYPE_CHANGES_PER_TURN = 128
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that
@@ -97,8 +98,9 @@ TICKED_CLASSES_PER_TURN = 128
 CREATED_CLASSES_PER_TURN = 32
 # Positions of a class that are notified of new messages, or that drop old ones, in one turn.
 POSITIONS_PER_TURN = 128
-# Positions of a class whose messages are counted in one step.
+# Positions of a class whose messages are counted in one step, and the same for members of a group.
 COUNTED_POSITIONS_PER_STEP = 1024
+COUNTED_MEMBERS_PER_STEP = 512
 # Positions whose floors are compared at once, to find the lowest one of a class.
 FLOOR_CORRECTIONS_MAX = 1024
 # Messages that the positions of a class may examine in one turn while they drop expired ones.

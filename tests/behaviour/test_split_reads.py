@@ -19,11 +19,10 @@ from simplebus.core.limits import (
     FRAMES_PER_TURN,
     HEADERS_BYTES_PER_TURN,
     INTERLEAVED_ACKS_PER_TURN,
-    KEY_CHANGES_PER_TURN,
     MIXED_ENVELOPES_PER_TURN,
     PATTERNS_PER_TURN,
     REFUSALS_MAX,
-    REFUSED_KEY_CHANGES_PER_TURN,
+    REFUSED_RUNS_PER_TURN,
     RETURNED_PER_TURN,
     RING_IDLE_TICKS,
     RING_SEGMENT_BYTES_MAX,
@@ -39,12 +38,13 @@ from simplebus.core.limits import (
 from simplebus.core.message_class import last_values
 from simplebus.core.protocol import envelope
 from simplebus.core.protocol.envelope import Envelope
+from simplebus.core.session import session as session_module
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import store as store_module
 from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.users import User, Users
-from tests.behaviour.wire_peer import BrokerHarness, WirePeer
+from tests.behaviour.wire_peer import BrokerHarness, WirePeer, connect
 from tests.behaviour.wire_peer_v2 import (
     PURGE,
     Version2Peer,
@@ -229,18 +229,18 @@ def test_messages_of_different_lengths_are_stored_in_portions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other_class", "changes_max"), [(2, KEY_CHANGES_PER_TURN), (3, REFUSED_KEY_CHANGES_PER_TURN)]
+    ("other_class", "frames_max"), [(2, FRAMES_PER_TURN), (3, REFUSED_RUNS_PER_TURN + 1)]
 )
 def test_messages_of_two_classes_in_turn_are_processed_in_portions(
-    other_class: int, changes_max: int
+    other_class: int, frames_max: int
 ) -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     peer = split_reader(bus)
-    count = 3 * changes_max // 2
+    count = 3 * (frames_max // 2)
     classes = itertools.cycle([1, other_class])
     peer.send(b"".join(publish(next(classes), n, b"x") for n in range(count)))
-    assert bus.statistics(1).ring.message_count == changes_max // 2 + 1
+    assert bus.statistics(1).ring.message_count == (frames_max + 1) // 2
     while run_turn(peer):
         pass
     assert bus.statistics(1).ring.message_count == count // 2
@@ -257,13 +257,46 @@ def test_messages_for_a_denied_class_are_refused_in_portions() -> None:
     peer = connect_version2(bus, classes=[1], auth={"token": "t"})
     peer.session.allow_split_reads()
     classes = itertools.cycle([1, 2])
-    count = 3 * REFUSED_KEY_CHANGES_PER_TURN // 2
+    count = 3 * REFUSED_RUNS_PER_TURN // 2
     peer.send(b"".join(publish(next(classes), n, b"x") for n in range(count)))
     counts = [bus.broker.refusal_counts[Reason.UNAUTHORIZED]]
     while run_turn(peer):
         counts.append(bus.broker.refusal_counts[Reason.UNAUTHORIZED])
-    assert max(b - a for a, b in pairwise([0, *counts])) <= REFUSED_KEY_CHANGES_PER_TURN // 2 + 1
+    assert max(b - a for a, b in pairwise([0, *counts])) <= REFUSED_RUNS_PER_TURN // 2 + 1
     assert counts[-1] == bus.statistics(1).ring.message_count == count // 2
+
+
+@given(
+    class_ids=st.lists(st.integers(1, 6), min_size=1, max_size=60),
+    version=st.sampled_from([1, 2]),
+)
+def test_messages_of_many_classes_are_stored_in_several_turns(
+    class_ids: list[int], version: int
+) -> None:
+    results = []
+    for is_split in (True, False):
+        bus = BrokerHarness()
+        if version == 2:
+            peer: WirePeer = connect_version2(bus, classes=list(range(1, 7)))
+        else:
+            peer = bus.peer(connect(*range(1, 7)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session_module, "CLASSES_PER_TURN", 2)
+            patch.setattr(store_module, "CLASSES_PER_TURN", 2)
+            if is_split:
+                peer.session.allow_split_reads()
+                bus.broker.store.limit_turns(100)
+            peer.send(b"".join(publish(each, n, b"%d" % n) for n, each in enumerate(class_ids)))
+            assert bool(peer.session.parked_messages) == (is_split and len(set(class_ids)) > 2)
+            while bus.broker.store.has_deferred_work:
+                bus.broker.store.continue_deferred_work()
+                bus.check_invariants()
+        bus.broker.end_turn()
+        assert not peer.session.parked_messages
+        rings = [bus.broker.classes[class_id].ring for class_id in range(1, 7)]
+        stored = [len(ring) and bytes(ring.view_frames(0, len(ring), 9999)[0]) for ring in rings]
+        results.append((stored, peer.session.confirmed_number))
+    assert results[0] == results[1]
 
 
 def test_messages_are_processed_in_smaller_portions_after_refusals() -> None:

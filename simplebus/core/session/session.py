@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
+    CLASSES_PER_TURN,
     EXPENSIVE_EVENTS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
     HANDSHAKE_FRAME_BYTES_MAX,
@@ -202,6 +203,8 @@ class Session:
         """True if the last read had more than half of the mixed envelopes of one turn."""
         self._unsettled_refusal_count = 0
         """Refusals, less one for each later turn. Many of them make the turns shorter."""
+        self._turn_class_ids: set[int] = set()
+        """Classes for which this turn has stored messages."""
         self.can_split_reads = False
         """True if slow requests are processed in several turns. See `allow_split_reads`."""
         self.pending_request: Iterator[None] | None = None
@@ -313,6 +316,19 @@ class Session:
         self.handled_count += count
         if self.version2 is not None:
             self.version2.record_handled(count)
+
+    def can_publish_in_turn(self, class_id: int) -> bool:
+        """Return True if this turn may store messages of a class; else later turns must do it.
+
+        One turn stores messages of at most CLASSES_PER_TURN classes.
+        """
+        class_ids = self._turn_class_ids
+        if not self.can_split_reads or class_id in class_ids:
+            return True
+        if len(class_ids) == CLASSES_PER_TURN:
+            return False
+        class_ids.add(class_id)
+        return True
 
     def record_refused(self, reason: Reason, count: int) -> None:
         """Count refused frames of a version 2 peer that are refused together."""
@@ -517,6 +533,7 @@ class Session:
             )
         budget = None
         if self.can_split_reads:
+            self._turn_class_ids.clear()
             budget = TurnBudget(
                 has_refusals=self._unsettled_refusal_count > REFUSALS_MAX,
                 open_classes=None

@@ -16,12 +16,11 @@ from simplebus.core.limits import (
     FRAMES_PER_TURN,
     HEADERS_BYTES_PER_TURN,
     INTERLEAVED_ACKS_PER_TURN,
-    KEY_CHANGES_PER_TURN,
     LONG_CONNECT_BYTES,
     MIXED_ENVELOPES_PER_TURN,
     PLAIN_FRAMES_MAX,
     REFUSALS_MAX,
-    REFUSED_KEY_CHANGES_PER_TURN,
+    REFUSED_RUNS_PER_TURN,
     SLOW_ACK_BYTES,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
@@ -68,7 +67,6 @@ class TurnBudget:
         self._open_classes = open_classes
         self._interleaved_acks_max = INTERLEAVED_ACKS_PER_TURN
         self._frames_max = FRAMES_AFTER_REFUSALS if has_refusals else FRAMES_PER_TURN
-        self._key_changes_max = KEY_CHANGES_PER_TURN
         self._type_changes_max = TYPE_CHANGES_PER_TURN
         self._mixed_max = MIXED_ENVELOPES_PER_TURN
         self._header_bytes_max = HEADERS_BYTES_PER_TURN
@@ -98,7 +96,7 @@ class TurnBudget:
         """
         if batch.data[0] == frames.ACK and batch.count > ACKS_PER_TURN:
             return min(ACKS_PER_TURN, self._frames_max)
-        if batch.stride and not self._has_refusals:
+        if batch.stride and not self._has_refusals and batch.is_uniform:
             return None
         end = self._frames_max
         self._frames_max = max(0, end - batch.count)
@@ -115,7 +113,7 @@ class TurnBudget:
                 self._find_headers_end(batch, envelopes),
                 self._find_interleaved_acks_end(types),
                 self._find_type_changes_end(types),
-                self._find_key_changes_end(batch),
+                self._find_refused_runs_end(batch),
             )
         frame_type = batch.data[0]
         if _SLOW_COSTS[frame_type]:
@@ -176,17 +174,14 @@ class TurnBudget:
         self._interleaved_acks_max -= acks.size
         return None
 
-    def _find_key_changes_end(self, batch: FrameBatch) -> int | None:
-        """Return the end of the runs of one type and class that this turn may process, or None for
-        all.
+    def _find_refused_runs_end(self, batch: FrameBatch) -> int | None:
+        """Return the end of the runs of one type and class that this turn may process if some of
+        the classes refuse messages, or None for all.
         """
-        changes, changes_max = batch.key_changes(), self._key_changes_max
-        if changes.size > REFUSED_KEY_CHANGES_PER_TURN and self._has_closed_class(batch, changes):
-            changes_max = min(changes_max, REFUSED_KEY_CHANGES_PER_TURN)
-        if changes.size > changes_max:
-            return int(changes[changes_max])
-        self._key_changes_max -= changes.size
-        return None
+        changes = batch.key_changes()
+        if changes.size <= REFUSED_RUNS_PER_TURN or not self._has_closed_class(batch, changes):
+            return None
+        return int(changes[REFUSED_RUNS_PER_TURN])
 
     def _has_closed_class(self, batch: FrameBatch, changes: npt.NDArray[np.intp]) -> bool:
         """Return True if some messages that begin a run are for a class that refuses them."""

@@ -13,6 +13,7 @@ of a version 2 session are discarded: they were not confirmed, so the publisher 
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
 
 from simplebus.core.clock import BrokerClock
@@ -58,6 +59,11 @@ class PublishQueue:
         """Sessions that had parked messages stored. The reader clears it."""
         self.blocked_classes: dict[MessageClass, None] = {}
         """Classes with blocked sessions."""
+        self.classes_to_retry: dict[MessageClass, None] = {}
+        """Classes for which `retry` must be called again in a later turn."""
+        self.batches_per_turn = sys.maxsize
+        """Batches of parked messages that one call of `retry` stores."""
+        self._remaining_batch_count = 0
         self.rate_queue = RateQueue(clock)
         self._delayed_wakeups = delayed_wakeups
 
@@ -74,16 +80,27 @@ class PublishQueue:
             self._block_session(session, self.rate_queue if is_rate_limited else cls)
         session.add_parked(cls.class_id, batch)
 
+    def retry_later(self, cls: MessageClass) -> None:
+        """Store the parked messages of a class in a later turn: this turn has done enough."""
+        self.classes_to_retry[cls] = None
+
     def retry(self, cls: MessageClass) -> None:
-        """Store parked messages of a class that may have space now."""
+        """Store parked messages of a class that may have space now.
+
+        After `batches_per_turn` batches, the class is added to `classes_to_retry`.
+        """
+        self._remaining_batch_count = self.batches_per_turn
         classes_to_retry = [cls]
         while classes_to_retry:
             cls = classes_to_retry.pop()
             while cls.blocked_sessions:
+                if not self._remaining_batch_count:
+                    self.classes_to_retry |= dict.fromkeys([cls, *classes_to_retry])
+                    return
                 session = cls.blocked_sessions[0]
                 next_queue = self._store_parked(session, cls)
                 if next_queue is cls:
-                    if self._discard_orphan(cls):
+                    if not self._remaining_batch_count or self._discard_orphan(cls):
                         continue
                     break
                 self._unblock_session(session, cls)
@@ -182,6 +199,9 @@ class PublishQueue:
             class_id, batch = session.parked_messages[0]
             if class_id != cls.class_id:
                 return self._classes[class_id]
+            if not self._remaining_batch_count:
+                return cls
+            self._remaining_batch_count -= 1
             allowed = self.rate_queue.count_allowed(session, batch)
             if not allowed:
                 return self.rate_queue

@@ -36,6 +36,7 @@ from simplebus.core.dead_letters import DeadMessage
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
+    CLASSES_PER_TURN,
     DEAD_LETTER_BATCHES_PER_TICK,
     DELIMITER_BYTES,
     EXPIRY_SCAN_INITIAL_MESSAGES,
@@ -135,7 +136,6 @@ class Store:
         """True if the last call refused so many envelopes that the next ones must wait."""
         self._refusals_max = sys.maxsize
         """Refusals of envelopes at once."""
-        self._classes_to_retry: dict[MessageClass, None] = {}
         """Classes with parked messages that waited only because many others were refused."""
         self._classes_to_trim: dict[MessageClass, None] = {}
         """Classes with so many positions that the lowest floor was not found at once."""
@@ -253,6 +253,10 @@ class Store:
         if session.parked_messages or cls.blocked_sessions:
             self.publish_queue.park(session, cls, batch)
             return
+        if not session.can_publish_in_turn(class_id):
+            self.publish_queue.park(session, cls, batch)
+            self.publish_queue.retry_later(cls)
+            return
         if not session.token_buckets:
             self._append_or_park(session, cls, batch, columns)
             return
@@ -356,7 +360,7 @@ class Store:
                 case _:
                     assert_never(cls.full_policy)
         if self.is_refusing_paused:
-            self._classes_to_retry[cls] = None
+            self.publish_queue.retry_later(cls)
         return handled
 
     def _check_can_publish(self, session: Session, cls: MessageClass, batch: FrameBatch) -> bool:
@@ -582,6 +586,7 @@ class Store:
         """
         self.notifier.per_turn = self.oldest_dropper.positions_per_turn = positions_per_turn
         self._refusals_max = REFUSALS_MAX
+        self.publish_queue.batches_per_turn = CLASSES_PER_TURN
 
     @property
     def has_deferred_work(self) -> bool:
@@ -590,7 +595,7 @@ class Store:
             self.notifier.has_waiting
             or self.oldest_dropper.has_waiting
             or self._classes_to_trim
-            or self._classes_to_retry
+            or self.publish_queue.classes_to_retry
         )
 
     def continue_deferred_work(self) -> None:
@@ -605,8 +610,8 @@ class Store:
             cls, _ = self._classes_to_trim.popitem()
             if self.classes.get(cls.class_id) is cls:
                 self.trim_class(cls)
-        if self._classes_to_retry:
-            cls, _ = self._classes_to_retry.popitem()
+        if self.publish_queue.classes_to_retry:
+            cls, _ = self.publish_queue.classes_to_retry.popitem()
             self.publish_queue.retry(cls)
 
     # Full ----------------------------------------------------------------------------------------
