@@ -7,6 +7,7 @@ Reading order:
     durable_replies  PubAcks and PONGs that wait for the journal
     convert          NATS messages to envelopes and back
     bus_to_nats      messages of binary clients are delivered to NATS subscriptions
+    delayed_ranges   delayed messages of binary clients, by due time
     acked            acked subscriptions: parsing `$SB.SUB.` subjects, deliveries, ack payloads
 
 Calls for one PUB on a bound subject. The frame is built once, and nothing decodes it on the way:

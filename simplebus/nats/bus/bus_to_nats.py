@@ -9,9 +9,7 @@ publish over NATS. Messages without NATS subscribers are not read.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator
-from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +23,10 @@ from simplebus.core.ring.columns import MessageRows
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription import selection
-from simplebus.core.subscription.delayed_wakeups import NEVER, DelayedWakeups
+from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.selection import Ranges
 from simplebus.nats.bus.convert import message_from_frame
+from simplebus.nats.bus.delayed_ranges import DelayedRanges
 from simplebus.nats.limits import CONVERTED_AT_ONCE_BYTES, CONVERTED_BATCH_MAX
 from simplebus.nats.protocol.events import LazyMessages, MixedBatch, Pub, UniformBatch
 from simplebus.nats.server.class_permissions import SubjectClasses
@@ -45,8 +44,6 @@ _NO_FLAGS: ChannelFlags = np.zeros(0, np.uint8)
 _MESSAGES_PER_WAKEUP = 4096
 # An entry costs as much as this number of further messages of an entry.
 _ENTRY_COST_MESSAGES = 16
-# With more delayed entries than this, entries of released messages are removed.
-_DELAYED_MIN = 1024
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
 
@@ -85,10 +82,7 @@ class BusToNats:
         """Returns True if a NATS subscription matches a subject."""
         self._deliver = deliver
         """Delivers messages."""
-        self._delayed: list[tuple[float, int, MessageClass, int, int]] = []
-        """Heap of delayed messages: due time, order, class, first and last sequence."""
-        self._delayed_max = _DELAYED_MIN
-        self._order = count()
+        self._delayed = DelayedRanges()
 
     def on_stored(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
         """Deliver messages first..last-1 of a class, which were just stored.
@@ -213,7 +207,7 @@ class BusToNats:
     @property
     def next_wakeup(self) -> float:
         """Time of the next due message."""
-        return self._delayed[0][0] if self._delayed else NEVER
+        return self._delayed.next_due_time
 
     def on_delayed_stored(
         self, session: Session | None, cls: MessageClass, first: int, last: int
@@ -227,26 +221,18 @@ class BusToNats:
             delayed &= self._select_allowed(session, cls, rows)
         for begin, end in flags_to_ranges(delayed):
             for due_at, a, b in selection.due_times(cls.ring, first + begin, first + end):
-                if len(self._delayed) >= self._delayed_max:
-                    self._drop_released()
-                heapq.heappush(self._delayed, (due_at, next(self._order), cls, a, b))
+                self._delayed.push(due_at, cls, a, b)
                 self._wakeups.schedule_wakeup(due_at, self)
-
-    def _drop_released(self) -> None:
-        """Remove the entries of released messages, so that the stored messages bound the heap."""
-        self._delayed = [entry for entry in self._delayed if entry[4] > entry[2].ring.floor]
-        heapq.heapify(self._delayed)
-        self._delayed_max = max(_DELAYED_MIN, 2 * len(self._delayed))
 
     def handle_wakeup(self) -> bool:
         """Deliver the messages that are due."""
         remaining = _MESSAGES_PER_WAKEUP
         while remaining > 0 and self.next_wakeup <= self._clock.now:
-            due_at, order, cls, first, last = heapq.heappop(self._delayed)
-            first = max(first, cls.ring.floor)
-            end = min(last, first + remaining)
-            if end < last:
-                heapq.heappush(self._delayed, (due_at, order, cls, end, last))
+            entry = self._delayed.pop()
+            cls, first = entry.cls, max(entry.first, entry.cls.ring.floor)
+            end = min(entry.last, first + remaining)
+            if end < entry.last:
+                self._delayed.put_back(entry, end)
             if first < end:
                 rows = cls.ring.read_rows(first, end)
                 self._send_flagged(
