@@ -57,12 +57,10 @@ LARGE_PIECE_BYTES = 256 * 1024
 # Messages of one piece that get a new timer index, which takes 0.1 microseconds each.
 RESTAMPED_MESSAGES_MAX = 16_384
 
-# After a read with more events than this, of fewer bytes each, the next read is short: many small
-# events occupy the event loop for long.
-SMALL_EVENTS = 64
-SMALL_EVENT_BYTES = 256
-SMALL_EVENTS_READ_BYTES = 16 * 1024
-# The same after a read with more expensive events than this, such as Subscribe requests.
+# Lower bound of the read size of a peer whose messages others cannot keep up with.
+REDUCED_READ_BYTES_MIN = 16 * 1024
+# After a read with more expensive events than this, such as Subscribe requests, the next read is
+# short.
 EXPENSIVE_EVENTS_MAX = 16
 # Slow requests of one peer that one turn of the event loop processes, by their length. The length
 # of each is increased by SLOW_REQUEST_BYTES, because even a short request may take a millisecond.
@@ -76,17 +74,23 @@ MIXED_ENVELOPES_PER_TURN = 896
 HEADERS_BYTES_PER_TURN = 32 * 1024
 # Frames of different lengths, types or classes, and frames that begin with an Ack, in one turn.
 # After some refusals, the frames of some turns are fewer: each refusal is sent in an Error frame.
-FRAMES_PER_TURN = 24_576
+FRAMES_PER_TURN = 16_384
 ACKS_PER_TURN = 16_384
-REFUSALS_MAX = 64
+REFUSALS_MAX = 32
 FRAMES_AFTER_REFUSALS = 64
-# Acks of several subscriptions, or between other frames, in one turn: each may be invalid.
+# Acks of several subscriptions, or between other frames, in one turn: in version 2, each may be
+# invalid and is then refused.
 INTERLEAVED_ACKS_PER_TURN = 512
+INTERLEAVED_ACKS_PER_TURN_VERSION1 = 4096
 # Runs of messages of one class in one turn, if the peer may not publish to some of the classes:
 # each of their runs is refused in an Error.
 REFUSED_RUNS_PER_TURN = 1024
+# Different types and classes of the frames that one turn processes: each has its own batch. The
+# acks of a subscription take 50 microseconds.
+KEYS_PER_TURN = 192
+ACK_KEYS_PER_TURN = 64
 # Classes for which one turn stores messages of a connection: 20 to 100 microseconds for each.
-CLASSES_PER_TURN = 32
+CLASSES_PER_TURN = 20
 # Changes between frame types in one turn: consecutive frames of one type are processed together.
 TYPE_CHANGES_PER_TURN = 128
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that

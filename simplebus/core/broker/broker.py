@@ -405,10 +405,9 @@ class Broker:
     ) -> None:
         """Process the bytes of a read behind the first `handled_bytes` in batches of frames."""
         limit = self.settings.limits.pending_bytes
-        event_count, slow_event_count = 0, 0.0
+        slow_event_count = 0.0
         channel_count = self.store.new_channel_count
         for event in session.receive(buffer, count, skipped_bytes=handled_bytes):
-            event_count += 1
             if isinstance(event, _SLOW_EVENTS):
                 slow_event_count += event.slow_event_count
             if not session.is_authenticated:
@@ -427,7 +426,7 @@ class Broker:
                 break  # A small request can produce a large reply.
         channel_count = self.store.new_channel_count - channel_count
         slow_event_count += channel_count / _NEW_CHANNELS_PER_SLOW_EVENT
-        session.adapt_read_size(count, event_count, slow_event_count)
+        session.adapt_read_size(count, slow_event_count)
         unhandled_count = (
             count if session.parked_messages else min(count, len(session.receiver.tail))
         )

@@ -31,6 +31,10 @@ from simplebus.core.protocol.frames import (
 _ARRAYS_FRAMES_MIN = 50
 _ARRAYS_BYTES_MIN = 16 * 1024
 
+# Frames of one batch if all are as long as the first one. A turn may stop after it, before the
+# other bytes of the read are searched.
+_ARRAYS_FRAMES_MAX = 16_384
+
 # From this many frames of one length on, checking strides is faster than searching.
 _UNIFORM_FRAMES_MIN = 16
 # A run of this length is split separately, also if it begins behind the first few frames.
@@ -72,8 +76,7 @@ def split_frames(
 ) -> FrameBatch | None:
     """Return whole frames at the front of buffer[first:last].
 
-    May return fewer frames than there are if the frame length changes: call it again from the end
-    of the returned batch.
+    May return fewer frames than there are: call it again from the end of the returned batch.
 
     Args:
         buffer: Received bytes, with SPARE_BYTES of any content after `last`: whole words are read.
@@ -98,6 +101,7 @@ def split_frames(
     if batch is not None:
         return batch
     if is_many:
+        last = min(last, first + _ARRAYS_FRAMES_MAX * stride)
         return _split_with_arrays(buffer, first, last, scratch)
     bounds = [0]
     while end >= 0:

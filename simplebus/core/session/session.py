@@ -31,10 +31,8 @@ from simplebus.core.limits import (
     PARKED_BATCH_BYTES,
     RECEIVE_BYTES,
     RECENT_PUBLISH_TICKS,
+    REDUCED_READ_BYTES_MIN,
     REFUSALS_MAX,
-    SMALL_EVENT_BYTES,
-    SMALL_EVENTS,
-    SMALL_EVENTS_READ_BYTES,
     TRICKLE_BYTES,
     Limits,
 )
@@ -447,9 +445,7 @@ class Session:
             else self._next_read_bytes
         )
 
-    def adapt_read_size(
-        self, received_bytes: int, event_count: int, slow_event_count: float = 0.0
-    ) -> None:
+    def adapt_read_size(self, received_bytes: int, slow_event_count: float = 0.0) -> None:
         """Adapt the read size after a read. Bulk traffic is read in larger pieces."""
         is_cut = self._unread_bytes > 0
         if is_cut:
@@ -462,8 +458,6 @@ class Session:
                 EXPENSIVE_EVENTS_READ_BYTES,
                 int(received_bytes * EXPENSIVE_EVENTS_MAX / slow_event_count),
             )
-        elif event_count > SMALL_EVENTS and received_bytes < event_count * SMALL_EVENT_BYTES:
-            self._next_read_bytes = SMALL_EVENTS_READ_BYTES
         elif (
             received_bytes >= self._next_read_bytes
             and 2 * slow_event_count <= EXPENSIVE_EVENTS_MAX
@@ -498,7 +492,7 @@ class Session:
 
     def reduce_read_size(self) -> None:
         """Read less at once, because others cannot keep up with its messages."""
-        self._next_read_bytes = max(SMALL_EVENTS_READ_BYTES, self._next_read_bytes // 4)
+        self._next_read_bytes = max(REDUCED_READ_BYTES_MIN, self._next_read_bytes // 4)
 
     def excuse_silence(self) -> None:
         """Restart the time limits for silence: the server is not reading from the peer."""

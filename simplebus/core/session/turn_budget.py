@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.limits import (
+    ACK_KEYS_PER_TURN,
     ACKS_PER_TURN,
     FRAMES_AFTER_REFUSALS,
     FRAMES_PER_TURN,
     HEADERS_BYTES_PER_TURN,
     INTERLEAVED_ACKS_PER_TURN,
+    INTERLEAVED_ACKS_PER_TURN_VERSION1,
+    KEYS_PER_TURN,
     LONG_CONNECT_BYTES,
     MIXED_ENVELOPES_PER_TURN,
     PLAIN_FRAMES_MAX,
@@ -49,8 +52,8 @@ _OTHER_CHANNELS_MAX = 64
 class TurnBudget:
     """Limits of the work that one turn does for one read.
 
-    Mixed envelopes, headers, frames of different lengths, and changes of type, class or
-    subscription are limited per read, slow requests per batch.
+    Mixed envelopes, headers, frames of different lengths, types or classes, and changes of type
+    are limited per read, slow requests and different classes per batch.
     """
 
     def __init__(
@@ -65,7 +68,11 @@ class TurnBudget:
         """
         self._has_refusals = has_refusals
         self._open_classes = open_classes
-        self._interleaved_acks_max = INTERLEAVED_ACKS_PER_TURN
+        self._interleaved_acks_max = (
+            INTERLEAVED_ACKS_PER_TURN_VERSION1
+            if open_classes is None
+            else INTERLEAVED_ACKS_PER_TURN
+        )
         self._frames_max = FRAMES_AFTER_REFUSALS if has_refusals else FRAMES_PER_TURN
         self._type_changes_max = TYPE_CHANGES_PER_TURN
         self._mixed_max = MIXED_ENVELOPES_PER_TURN
@@ -82,7 +89,7 @@ class TurnBudget:
         If these are all of its frames, the turn continues with the next batch. At least one frame
         of the first batch is returned.
         """
-        for find_end in (self._find_frames_end, self._find_expensive_end):
+        for find_end in (self._find_frames_end, _find_keys_end, self._find_expensive_end):
             end = find_end(batch)
             if end is not None and end < batch.count:
                 batch = batch.slice(0, end)
@@ -166,8 +173,6 @@ class TurnBudget:
         """Return the end of the acks between other frames that this turn may process, or None for
         all. Some of them may be invalid.
         """
-        if self._open_classes is None:
-            return None
         acks = np.flatnonzero(types == frames.ACK)
         if acks.size > self._interleaved_acks_max:
             return int(acks[self._interleaved_acks_max])
@@ -209,6 +214,22 @@ class TurnBudget:
 def _find_first(*ends: int | None) -> int | None:
     """Return the lowest of some ends; None stands for no end."""
     return min((end for end in ends if end is not None), default=None)
+
+
+def _find_keys_end(batch: FrameBatch) -> int | None:
+    """Return the end of the frames of so many types and classes as one turn may process, or None
+    for all frames.
+    """
+    changes = batch.key_changes()
+    if changes.size < ACK_KEYS_PER_TURN:
+        return None
+    firsts = np.concatenate(([0], changes))
+    keys, first_of_key = np.unique(batch.keys()[firsts], return_index=True)
+    has_acks = bool((keys & 0xFF == frames.ACK).any())
+    keys_max = ACK_KEYS_PER_TURN if has_acks else KEYS_PER_TURN
+    if keys.size <= keys_max:
+        return None
+    return int(firsts[np.partition(first_of_key, keys_max)[keys_max]])
 
 
 def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
