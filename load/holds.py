@@ -46,11 +46,13 @@ EXPIRY_S = 8.0
 CLASSES = Limits().classes
 MESSAGES = 1_000_000
 CHANNELS = 50_000
+BULK_MESSAGES = 100_000
 MEMBERS = 1000
 SUBSCRIBERS = 5000
 CONNECTIONS = 5000
 FULL, CHANNELED, VALUES, TIMED, GROUPED, REJECTED, WATCHED = 1, 2, 3, 4, 5, 7, 8
 """Classes."""
+SCATTERED_CLASSES = list(range(101, 201))
 
 SERVER = (
     *("--port", "0", "--nats-port", "0", "--http-port", "0", "--log-level", "error"),
@@ -281,6 +283,52 @@ def publish_timed(server: HeldServer) -> None:
     expires_ms = int((time.time() + EXPIRY_S) * 1000)
     contents = (_timed(b"%d" % n, expires_ms) for n in range(MESSAGES // 2))
     _publish(server, TIMED, contents, kind=frames.ENVELOPE)
+
+
+def _publish_after_bulk(
+    server: HeldServer, class_ids: list[int], build_frame: Callable[[int], bytes]
+) -> None:
+    """Publish equal messages, so that the server reads much at once, and then other ones."""
+    client = Client(server, *class_ids)
+    numbers = range(2 * BULK_MESSAGES)
+    equal = [
+        frames.encode(frames.MESSAGE, class_id=class_ids[0], message_id=number, content=b"x" * 100)
+        for number in numbers[:BULK_MESSAGES]
+    ]
+    for messages in (equal, [build_frame(number) for number in numbers[BULK_MESSAGES:]]):
+        client.socket.sendall(b"".join(messages))
+        client.read_for(QUIET_S)
+    client.close()
+
+
+def publish_to_classes_in_turn(server: HeldServer) -> None:
+    def build_frame(number: int) -> bytes:
+        class_id = SCATTERED_CLASSES[number % len(SCATTERED_CLASSES)]
+        return frames.encode(frames.MESSAGE, class_id=class_id, message_id=number, content=b"x")
+
+    _publish_after_bulk(server, SCATTERED_CLASSES, build_frame)
+
+
+def publish_malformed(server: HeldServer) -> None:
+    """Every other envelope has an invalid channel."""
+
+    def build_frame(number: int) -> bytes:
+        content = _envelope("a", b"x") if number % 2 else _envelope("..", b"x")
+        return frames.encode(
+            frames.ENVELOPE, class_id=SCATTERED_CLASSES[0], message_id=number, content=content
+        )
+
+    _publish_after_bulk(server, SCATTERED_CLASSES[:1], build_frame)
+
+
+def publish_delayed(server: HeldServer) -> None:
+    def build_frame(number: int) -> bytes:
+        delayed = b"\x04" + (100 + number % 5000).to_bytes(8, "big") + b"x"
+        return frames.encode(
+            frames.ENVELOPE, class_id=SCATTERED_CLASSES[1], message_id=number, content=delayed
+        )
+
+    _publish_after_bulk(server, SCATTERED_CLASSES[1:2], build_frame)
 
 
 def expire(server: HeldServer) -> None:
@@ -551,6 +599,9 @@ KINDS: Kinds = {
     "envelopes, 1,000,000 with 50,000 channels": publish_envelopes,
     "envelopes with expiry, 500,000": publish_timed,
     "expiry of these": expire,
+    "messages to 100 classes in turn, 100,000": publish_to_classes_in_turn,
+    "50,000 malformed envelopes between others": publish_malformed,
+    "messages with 5,000 delays, 100,000": publish_delayed,
     "Fetch, 20 of the largest": fetch,
     "Subscribe from the first of 1,000,000, with patterns": subscribe_with_filter,
     "Acks of 1,000,000 messages, one by one": ack_in_ranges,

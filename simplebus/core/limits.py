@@ -74,7 +74,7 @@ MIXED_ENVELOPES_PER_TURN = 896
 HEADERS_BYTES_PER_TURN = 32 * 1024
 # Frames of different lengths, types or classes, and frames that begin with an Ack, in one turn.
 # After some refusals, the frames of some turns are fewer: each refusal is sent in an Error frame.
-FRAMES_PER_TURN = 16_384
+FRAMES_PER_TURN = 8192
 ACKS_PER_TURN = 16_384
 REFUSALS_MAX = 32
 FRAMES_AFTER_REFUSALS = 64
@@ -87,7 +87,7 @@ INTERLEAVED_ACKS_PER_TURN_VERSION1 = 4096
 REFUSED_RUNS_PER_TURN = 1024
 # Different types and classes of the frames that one turn processes: each has its own batch. The
 # acks of a subscription take 50 microseconds.
-KEYS_PER_TURN = 192
+KEYS_PER_TURN = 256
 ACK_KEYS_PER_TURN = 64
 # Classes for which one turn stores messages of a connection: 20 to 100 microseconds for each.
 CLASSES_PER_TURN = 20
