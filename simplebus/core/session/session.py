@@ -57,7 +57,7 @@ _TLS_HANDSHAKE_BYTE = 0x16
 """First byte of a TLS client; no frame begins with it."""
 
 
-class NamedClass(Protocol):
+class ClassWithName(Protocol):
     """A message class as far as a session needs it."""
 
     @property
@@ -68,7 +68,7 @@ class NamedClass(Protocol):
 class _OpenClasses:
     """Ids of the classes to which a session may publish at least some messages."""
 
-    def __init__(self, classes: Mapping[int, NamedClass], grants: Grants | None) -> None:
+    def __init__(self, classes: Mapping[int, ClassWithName], grants: Grants | None) -> None:
         self._classes = classes
         self._grants = grants
 
@@ -89,7 +89,7 @@ class Session:
         session_id: int,
         *,
         frame_bytes_max: int,
-        known_classes: Mapping[int, NamedClass],
+        known_classes: Mapping[int, ClassWithName],
         peer: str,
         address: str = "",
         token_buckets: tuple[RateLimiter, ...] = (),
