@@ -119,6 +119,17 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task ReportsMessagesThatAreRefusedBeforeTheLastIsQueued()
+        {
+            BusOptions options = new BusOptions { UnconfirmedBytesMax = 10_000 };
+            await using Bus bus = await Bus.ConnectAsync(Runner.Url, options);
+            PublishOptions illegal = new PublishOptions { Channel = "a..b" };
+            RefusedException error = await Check.ThrowsAsync<RefusedException>(
+                () => bus.PublishManyAsync("refusals", Enumerable.Range(0, 30_000), illegal).AsTask());
+            Check.Equal(30_000, error.RefusedCount);
+        }
+
+        [Test]
         public static async Task RefusesTooLongMessagesItself()
         {
             await using Bus bus = await Bus.ConnectAsync(Runner.Url);

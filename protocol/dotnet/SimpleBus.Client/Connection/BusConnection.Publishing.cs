@@ -44,12 +44,12 @@ namespace SimpleBus.Client.Connection
             ClassReference target, EncodedMessages messages, Func<bool> encodeNext,
             CancellationToken cancellationToken)
         {
-            ValueTask<Confirm> confirm;
+            ValueTask<Confirm> confirm = default;
+            ConfirmWaiter? waiter = null;
             await EnterPublishTurnAsync(cancellationToken).ConfigureAwait(false);
             try
             {
                 ushort classId = await ResolveAsync(target, cancellationToken).ConfigureAwait(false);
-                long first = -1;
                 do
                 {
                     await WaitForSpaceAsync(cancellationToken).ConfigureAwait(false);
@@ -57,8 +57,12 @@ namespace SimpleBus.Client.Connection
                     lock (_lock)
                     {
                         CheckOpen();
-                        if (first < 0)
-                            first = _publishBuffer.PublishedPosition;
+                        if (waiter == null)
+                        {
+                            // Messages of the first parts may be refused before the last part is queued.
+                            waiter = _confirms.Add(_publishBuffer.PublishedPosition, long.MaxValue);
+                            confirm = waiter.Task;
+                        }
                         for (int index = 0; index < messages.Count; index++)
                             _publishBuffer.Append(messages.TypeOf(index), classId, messages.ContentOf(index));
                         session = TryBeginWriting();
@@ -66,14 +70,15 @@ namespace SimpleBus.Client.Connection
                     StartWriting(session, false);
                 }
                 while (encodeNext());
-                lock (_lock)
-                {
-                    CheckOpen();
-                    confirm = AddWaiter(first);
-                }
             }
             finally
             {
+                if (waiter != null)
+                    lock (_lock)
+                    {
+                        waiter.End(_publishBuffer.PublishedPosition - 1);
+                        _confirms.Confirm(_publishBuffer.ConfirmedPosition, _level);
+                    }
                 LeavePublishTurn();
             }
             return await WaitAsync(confirm, cancellationToken).ConfigureAwait(false);

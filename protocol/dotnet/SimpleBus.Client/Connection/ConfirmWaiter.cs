@@ -36,6 +36,9 @@ namespace SimpleBus.Client.Connection
             _refusedPositions = null;
         }
 
+        /// <summary>Set the last position, because all messages are queued.</summary>
+        public void End(long last) => Last = last;
+
         /// <summary>Note that a position was refused. The first refusal describes all of them.</summary>
         public void Refuse(long position, string code, string message)
         {

@@ -15,7 +15,10 @@ namespace SimpleBus.Client.Connection
         private readonly Queue<ConfirmWaiter> _waiters = new Queue<ConfirmWaiter>();
         private readonly ConcurrentQueue<ConfirmWaiter> _recycled = new ConcurrentQueue<ConfirmWaiter>();
 
-        /// <summary>Add a waiter. Its last position must not be below that of earlier waiters.</summary>
+        /// <summary>
+        /// Add a waiter. Its last position must not be below that of earlier waiters. While the last position of a
+        /// waiter is not known, no other one may be added.
+        /// </summary>
         public ConfirmWaiter Add(long first, long last)
         {
             if (!_recycled.TryDequeue(out ConfirmWaiter? waiter))
