@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     BINDINGS_MAX,
+    CLASSES_PER_TURN,
     EXPENSIVE_EVENTS_READ_BYTES,
     FRAMES_AFTER_REFUSALS,
     FRAMES_PER_TURN,
@@ -297,6 +298,33 @@ def test_messages_of_many_classes_are_stored_in_several_turns(
         stored = [len(ring) and bytes(ring.view_frames(0, len(ring), 9999)[0]) for ring in rings]
         results.append((stored, peer.session.confirmed_number))
     assert results[0] == results[1]
+
+
+def test_a_subscriber_does_not_block_messages_that_wait_for_a_later_turn() -> None:
+    bus = BrokerHarness()
+    bus.broker.store.limit_turns(100)
+    class_ids = range(1, CLASSES_PER_TURN + 3)
+    reader = connect_version2(bus, *[subscribe(each, each) for each in class_ids])
+    writer = connect_version2(bus, classes=list(class_ids))
+    writer.session.allow_split_reads()
+    frames_ = [publish(each, n, b"x") for n, each in enumerate([*class_ids, *class_ids])]
+    writer.send(b"".join(frames_))
+    assert writer.session.parked_messages
+    assert not bus.broker.is_blocking_publishers(reader.session)
+
+
+def test_a_message_that_must_not_wait_follows_those_that_wait_for_a_later_turn() -> None:
+    bus = BrokerHarness()
+    bus.broker.store.limit_turns(100)
+    class_ids = range(1, CLASSES_PER_TURN + 3)
+    writer = connect_version2(bus, classes=list(class_ids))
+    writer.session.allow_split_reads()
+    frames_ = [publish(each, n, b"x") for n, each in enumerate([*class_ids, *class_ids])]
+    writer.send(b"".join(frames_))
+    class_id = writer.session.parked_messages[0][0]
+    local = bus.broker.open_local_session("local")
+    frame = memoryview(publish_envelopes(class_id, 0, channel_envelope("a", b"at once")))
+    assert bus.broker.publish_or_refuse(local, class_id, "a", frame).sequence == 1
 
 
 def test_messages_are_processed_in_smaller_portions_after_refusals() -> None:

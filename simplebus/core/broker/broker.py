@@ -929,7 +929,7 @@ class Broker:
         return any(
             window.floor == cls.floor() < cls.ring.head
             and cls.spill is None
-            and (cls.blocked_sessions or is_short_of_memory)
+            and (self.store.publish_queue.needs_space(cls) or is_short_of_memory)
             for subscription in session.subscriptions.values()
             if (cls := self.classes[subscription.class_id]) and (window := subscription.window)
         )

@@ -167,7 +167,15 @@ class PublishQueue:
 
     def is_short_of_memory(self) -> bool:
         """Return True if a session is blocked by memory that another class may have to release."""
-        return any(len(cls.ring) < cls.ring.messages_max for cls in self.blocked_classes)
+        return any(
+            len(cls.ring) < cls.ring.messages_max
+            for cls in self.blocked_classes
+            if self.needs_space(cls)
+        )
+
+    def needs_space(self, cls: MessageClass) -> bool:
+        """Return True if publishers wait for space in a class, and not only for a later turn."""
+        return bool(cls.blocked_sessions) and cls not in self.classes_to_retry
 
     def _block_session(self, session: Session, target: MessageClass | RateQueue) -> None:
         if isinstance(target, RateQueue):

@@ -299,6 +299,8 @@ class Store:
             )
         columns, stored = EnvelopeColumns(1, [channel], 0), 0
         self.oldest_dropper.complete_drop(cls)
+        if cls in self.publish_queue.classes_to_retry:
+            self.publish_queue.retry(cls)
         if not (session.parked_messages or cls.blocked_sessions):
             stored = self.append_batch(cls, batch, session, columns)
             if not stored and cls.full_policy is FullPolicy.DROP_OLDEST:
