@@ -45,6 +45,9 @@ _LAST_VALUES = b'"last_values"'
 _UNLIMITED_BYTES = 16 * 1024
 """Envelopes of one type that a turn processes in any case."""
 
+_COMPARED_FIRST = 64
+"""Frames whose types and classes are compared before those of all frames."""
+
 _OTHER_CHANNELS_MAX = 64
 """A batch is mixed if this many of its envelopes have another channel than the first envelope."""
 
@@ -103,7 +106,9 @@ class TurnBudget:
         """
         if batch.data[0] == frames.ACK and batch.count > ACKS_PER_TURN:
             return min(ACKS_PER_TURN, self._frames_max)
-        if batch.stride and not self._has_refusals and batch.is_uniform:
+        # The first frames of most mixed batches differ: then the others are not compared.
+        head = batch.slice(0, min(_COMPARED_FIRST, batch.count))
+        if batch.stride and not self._has_refusals and head.is_uniform and batch.is_uniform:
             return None
         end = self._frames_max
         self._frames_max = max(0, end - batch.count)
