@@ -101,9 +101,7 @@ class TurnBudget:
         return batch
 
     def _find_frames_end(self, batch: FrameBatch) -> int | None:
-        """Return the number of frames that this turn may process whatever they are, or None for
-        all.
-        """
+        """Return how many frames of any kind this turn may process, or None for all."""
         if batch.data[0] == frames.ACK and batch.count > ACKS_PER_TURN:
             return min(ACKS_PER_TURN, self._frames_max)
         # The first frames of most mixed batches differ: then the others are not compared.
