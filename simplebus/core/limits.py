@@ -90,7 +90,7 @@ REFUSED_RUNS_PER_TURN = 1024
 KEYS_PER_TURN = 256
 ACK_KEYS_PER_TURN = 64
 # Classes for which one turn stores messages of a connection: 20 to 100 microseconds for each.
-CLASSES_PER_TURN = 20
+CLASSES_PER_TURN = 12
 # Changes between frame types in one turn: consecutive frames of one type are processed together.
 TYPE_CHANGES_PER_TURN = 128
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that

@@ -241,7 +241,7 @@ class NatsServer:
             if session.is_disconnecting:
                 break
             if self.delivery.is_turn_over and session.can_split_reads:
-                session.push_back(session.parser.unread(buffer, count))
+                session.unprocessed.put_back([session.parser.unread(buffer, count)])
                 break
         if (publication := session.pending_publication) is not None:
             publication.read_bytes, publication.event_count = count, events

@@ -33,7 +33,7 @@ from simplebus.core.limits import (
     TRICKLE_SECONDS,
 )
 from simplebus.core.protocol.opening import OPENING_BYTES, WrongProtocolError
-from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer, UnprocessedInput
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
 from simplebus.net.tls import TlsSocket, has_unread
@@ -104,7 +104,7 @@ class ConnectionSession(Protocol):
         """Copy some of the `unprocessed` bytes into the buffer. Returns how many."""
 
     @property
-    def unprocessed(self) -> bytes:
+    def unprocessed(self) -> UnprocessedInput:
         """Received bytes that are to be processed in later turns."""
 
     @property

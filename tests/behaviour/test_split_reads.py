@@ -137,7 +137,7 @@ def test_messages_are_not_split() -> None:
     bus = BrokerHarness()
     peer = split_reader(bus)
     peer.send(publish(1, 0, *[b"x" * 100] * 1000))
-    assert peer.session.unprocessed == b""
+    assert not peer.session.unprocessed
     assert bus.statistics(1).ring.message_count == 1000
 
 
@@ -191,7 +191,7 @@ def test_messages_with_equal_headers_are_not_split() -> None:
     peer = split_reader(bus)
     content = envelope.encode(Envelope(headers=(("name", "x" * 200),)), b"")
     peer.send(publish_envelopes(1, 0, *[content] * 1000))
-    assert peer.session.unprocessed == b""
+    assert not peer.session.unprocessed
 
 
 def test_long_headers_are_stored_one_by_one() -> None:
@@ -459,7 +459,7 @@ def test_messages_with_nearly_the_same_channel_are_not_split(other_count: int) -
     peer = split_reader(bus)
     names = ["a.b"] * 10_000 + [f"a.{n}" for n in range(other_count)]
     peer.send(publish_envelopes(1, 0, *(channel_envelope(name, b"xy") for name in names)))
-    assert peer.session.unprocessed == b""
+    assert not peer.session.unprocessed
     assert bus.statistics(1).ring.message_count == len(names)
 
 

@@ -185,9 +185,12 @@ class FrameBatch:
 
     def slice(self, first: int, last: int) -> FrameBatch:
         """Return frames first..last-1 without a copy."""
+        if self.stride:
+            data = self.data[first * self.stride : last * self.stride]
+            return FrameBatch(data, self.bounds[: last - first + 1], self.stride)
         bounds = self.bounds[first : last + 1]
         start, end = int(bounds[0]), int(bounds[-1])
-        return FrameBatch(self.data[start:end], bounds - start if start else bounds, self.stride)
+        return FrameBatch(self.data[start:end], bounds - start if start else bounds, 0)
 
     def select(self, order: npt.NDArray[np.intp]) -> FrameBatch:
         """Return a copy of the frames at these indexes, in that order. `order` is not empty."""

@@ -10,7 +10,7 @@ one grows in place and is searched from where the last search ended, so no byte 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
@@ -37,7 +37,7 @@ class ReceiveBuffer:
         self.writable = self.view[HEADROOM_BYTES:-RECEIVE_PADDING_BYTES]
         """Memory to read into. The bytes read are raw[HEADROOM_BYTES : HEADROOM_BYTES + count]."""
 
-    def fill(self, data: bytes) -> int:
+    def fill(self, data: bytes | memoryview) -> int:
         """Copy `data` to `writable`, as a read from a socket would. Returns its length."""
         self.writable[: len(data)] = data
         return len(data)
@@ -48,6 +48,43 @@ class ReceiveBuffer:
         self.raw[first:HEADROOM_BYTES] = tail
         tail.clear()
         return first
+
+
+class UnprocessedInput:
+    """Received bytes of a connection that are processed in later turns.
+
+    They are copied once, however many turns they need.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._position = 0
+        """Offset of the first unprocessed byte; the bytes before it were popped."""
+
+    def __len__(self) -> int:
+        return len(self._bytes) - self._position
+
+    def pop(self, size_max: int) -> memoryview:
+        """Remove and return up to `size_max` bytes from the front."""
+        first = self._position
+        data = memoryview(self._bytes)[first : first + size_max]
+        self._position += len(data)
+        if not self:
+            self.clear()
+        return data
+
+    def put_back(self, parts: Sequence[memoryview]) -> None:
+        """Insert bytes at the front. They were received directly before the remaining bytes."""
+        count = sum(map(len, parts))
+        if self and count <= self._position:  # The same bytes were popped before.
+            self._position -= count
+            return
+        self._bytes = b"".join((*parts, self.pop(len(self))))
+        self._position = 0
+
+    def clear(self) -> None:
+        """Discard all bytes."""
+        self._bytes, self._position = b"", 0
 
 
 class FrameReceiver:
@@ -153,15 +190,20 @@ class FrameReceiver:
         if len(self.tail) > self.frame_bytes_max:
             raise self._build_too_long_error(len(self.tail), "and has not ended")
 
-    def unread(self, buffer: ReceiveBuffer, batch: FrameBatch, index: int) -> bytes:
+    def unread(
+        self, buffer: ReceiveBuffer, batch: FrameBatch, index: int
+    ) -> tuple[memoryview, memoryview]:
         """Return the received bytes from frame `index` of the latest batch on, and do not count
         them as received. The caller then drops the iterator of `receive`.
+
+        Returns:
+            Views of the bytes of the batch, and of those behind it.
         """
         first, last = self._unsplit
-        unread = batch.data[batch.bounds[index] :].tobytes() + bytes(buffer.view[first:last])
+        frames, rest = batch.data[batch.bounds[index] :].data, buffer.view[first:last]
         self.frame_count -= batch.count - index
-        self.received_bytes -= len(unread)
-        return unread
+        self.received_bytes -= len(frames) + len(rest)
+        return frames, rest
 
     def _assemble(
         self, buffer: ReceiveBuffer, first: int, last: int

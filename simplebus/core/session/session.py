@@ -41,7 +41,7 @@ from simplebus.core.producer_state import ProducerState
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import AckedRange, Event, PublishedFrame
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
+from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer, UnprocessedInput
 from simplebus.core.session import version2
 from simplebus.core.session.turn_budget import TurnBudget
 from simplebus.core.session.version1 import Version1Decoder
@@ -193,7 +193,7 @@ class Session:
         self._last_frame_count = 0
         self._last_received_bytes = 0
         self._last_sent_bytes = 0
-        self.unprocessed = b""
+        self.unprocessed = UnprocessedInput()
         """Received bytes that are processed in later turns. See `allow_split_reads`."""
         self._unread_bytes = 0
         """The part of the last read that was put back to `unprocessed`."""
@@ -295,7 +295,7 @@ class Session:
     def close(self) -> None:
         """Record that the connection has ended."""
         self.is_closed = True
-        self.unprocessed = b""
+        self.unprocessed.clear()
 
     # Messages and acks ---------------------------------------------------------------------------
 
@@ -432,9 +432,7 @@ class Session:
 
     def refill(self, buffer: ReceiveBuffer) -> int:
         """Copy some of the unprocessed bytes into the buffer. Returns how many, as a read does."""
-        size = max(self._next_read_bytes, TRICKLE_BYTES)
-        data, self.unprocessed = self.unprocessed, self.unprocessed[size:]
-        return buffer.fill(data[:size])
+        return buffer.fill(self.unprocessed.pop(max(self._next_read_bytes, TRICKLE_BYTES)))
 
     @property
     def next_read_bytes(self) -> int:
@@ -543,8 +541,8 @@ class Session:
             self._is_mixed_budget_spent = budget is not None and budget.is_mostly_spent
             if end is not None:
                 unread = self.receiver.unread(buffer, whole_batch, end)
-                self._unread_bytes = len(unread)
-                self.unprocessed = unread + self.unprocessed
+                self._unread_bytes = sum(map(len, unread))
+                self.unprocessed.put_back(unread)
                 if end == 0:
                     return
             if self.decoder is None:

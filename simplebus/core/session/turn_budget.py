@@ -48,6 +48,9 @@ _UNLIMITED_BYTES = 16 * 1024
 _COMPARED_FIRST = 64
 """Frames whose types and classes are compared before those of all frames."""
 
+_SURVEYED_FIRST = 2048
+"""Envelopes that are surveyed before the others of a batch."""
+
 _OTHER_CHANNELS_MAX = 64
 """A batch is mixed if this many of its envelopes have another channel than the first envelope."""
 
@@ -134,6 +137,20 @@ class TurnBudget:
             return end if end < batch.count else None
         if frame_type != frames.ENVELOPE or batch.data.size <= _UNLIMITED_BYTES:
             return None
+        if batch.count <= _SURVEYED_FIRST:
+            return self._find_envelopes_end(batch)
+        # The first envelopes of most expensive batches are expensive: the others are not surveyed.
+        first_end = self._find_envelopes_end(batch.slice(0, _SURVEYED_FIRST))
+        if first_end is not None:
+            return first_end
+        rest_end = self._find_envelopes_end(batch.slice(_SURVEYED_FIRST, batch.count))
+        return None if rest_end is None else _SURVEYED_FIRST + rest_end
+
+    def _find_envelopes_end(self, batch: FrameBatch) -> int | None:
+        """Return the end of the envelopes that this turn may process, or None for all.
+
+        All envelopes are for one class.
+        """
         survey = survey_envelopes(batch)
         others = survey.other_indexes
         if not others.size and not survey.may_be_stuffed:

@@ -125,10 +125,10 @@ class Version1Decoder:
                 order = order[np.argsort(classes[order], kind="stable")]
             else:
                 continue
-            sorted_classes = classes[order]
+            sorted_keys = keys[order]  # The frames of a class may have two types.
             gathered = batch.select(order)
             first = 0
-            changes = np.flatnonzero(sorted_classes[1:] != sorted_classes[:-1]) + 1
+            changes = np.flatnonzero(sorted_keys[1:] != sorted_keys[:-1]) + 1
             for last in (*changes.tolist(), order.size):
                 group_events, good_count = self._decode_group(gathered.slice(first, last))
                 if good_count < last - first:
@@ -144,7 +144,7 @@ class Version1Decoder:
         raise AssertionError("a frame was illegal in a batch and legal alone")
 
     def _decode_group(self, batch: FrameBatch) -> tuple[list[Event], int]:
-        """Return the events of acks or messages of one class, and the number of legal frames."""
+        """Return the events of frames of one type and class, and the number of legal frames."""
         frame_type, key = first_type_and_key(batch)
         if frame_type == frames.ACK:
             firsts, lasts = frames.parse_ack_ranges(batch)

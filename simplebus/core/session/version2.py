@@ -341,9 +341,7 @@ class Version2Decoder(Version1Decoder):
                 )
 
     def _decode_group(self, batch: FrameBatch) -> tuple[list[Event], int]:
-        types = batch.data[batch.starts]  # Messages have two types.
-        changes = np.flatnonzero(types[1:] != types[:-1]) + 1
-        return list(self._decode_runs(batch, changes)), batch.count
+        return list(self._decode_run(batch)), batch.count
 
     def _decode_each(
         self, batch: FrameBatch, decode_frame: Callable[[int, FrameBatch], Event], key: int

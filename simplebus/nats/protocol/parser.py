@@ -85,11 +85,11 @@ class NatsParser:
                 return () if event is None else (event,)
         return self._iter_events(buffer, last, end)
 
-    def unread(self, buffer: ReceiveBuffer, count: int) -> bytes:
-        """Return the bytes behind the latest event, as if they had not been received. The caller
-        then drops the iterator of `receive`.
+    def unread(self, buffer: ReceiveBuffer, count: int) -> memoryview:
+        """Return a view of the bytes behind the latest event, as if they had not been received.
+        The caller then drops the iterator of `receive`.
         """
-        return bytes(buffer.view[self._parsed_end : HEADROOM_BYTES + count])
+        return buffer.view[self._parsed_end : HEADROOM_BYTES + count]
 
     def _iter_events(self, buffer: ReceiveBuffer, last: int, end: int) -> Iterator[ClientEvent]:
         """Yield the events of `receive`. Without a tail, the first command ends at `end`."""

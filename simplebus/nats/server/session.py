@@ -16,7 +16,7 @@ import numpy as np
 from simplebus.core.channel.sharded_dict import ShardedDict
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
-from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer, UnprocessedInput
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
 from simplebus.core.session.session import Session
@@ -157,7 +157,7 @@ class NatsSession:
         """The part of `in_messages` and `in_bytes` that are acks."""
         self.out_messages = 0
         """Messages sent or pending."""
-        self.unprocessed = b""
+        self.unprocessed = UnprocessedInput()
         """Received bytes that are processed in later turns. See `allow_split_reads`."""
         self.pending_publication: PendingPublication | None = None
         """Publication that has not been delivered to all receivers yet."""
@@ -256,15 +256,9 @@ class NatsSession:
         """
         self.can_split_reads = True
 
-    def push_back(self, data: bytes) -> None:
-        """Process received bytes in later turns, before all others."""
-        self.unprocessed = data + self.unprocessed
-
     def refill(self, buffer: ReceiveBuffer) -> int:
         """Copy some of the unprocessed bytes into the buffer. Returns how many, as a read does."""
-        data, self.unprocessed = self.unprocessed, b""
-        self.unprocessed = data[TRICKLE_BYTES:]
-        return buffer.fill(data[:TRICKLE_BYTES])
+        return buffer.fill(self.unprocessed.pop(TRICKLE_BYTES))
 
     def begin_authentication(self) -> None:
         """Record that the client's credentials are being checked, which may take long."""

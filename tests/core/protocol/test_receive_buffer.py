@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import HEADROOM_BYTES
-from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
+from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer, UnprocessedInput
 from tests.support.oracles import DELIMITER, build_frame, split_frames
 from tests.support.strategies import MESSAGE, Chunks, chunkings, cut, garbled_streams, streams
 
@@ -211,3 +211,24 @@ def test_long_frame_in_small_chunks_is_searched_once() -> None:
     # In the headroom, a chunk is searched with no more than the headroom in front of it.
     chunks_in_headroom = HEADROOM_BYTES // chunk + 2
     assert buffer.raw.looked_at <= chunks_in_headroom * (HEADROOM_BYTES + chunk) / 2 + len(frame)
+
+
+@given(
+    data=st.binary(min_size=1, max_size=60),
+    steps=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30))),
+)
+def test_unprocessed_input_returns_bytes_in_order(
+    data: bytes, steps: list[tuple[int, int]]
+) -> None:
+    unprocessed, processed, remaining = UnprocessedInput(), b"", data
+    unprocessed.put_back([memoryview(data[:7]), memoryview(data[7:])])
+    for pop_count, put_back_count in steps:
+        popped = bytes(unprocessed.pop(pop_count))
+        assert popped == remaining[:pop_count]
+        processed, remaining = processed + popped, remaining[len(popped) :]
+        end = max(0, len(processed) - put_back_count)  # More than the last pop returned, too.
+        unprocessed.put_back([memoryview(processed[end:])])
+        processed, remaining = processed[:end], processed[end:] + remaining
+        assert len(unprocessed) == len(remaining)
+    assert bytes(unprocessed.pop(len(data))) == remaining
+    assert not unprocessed

@@ -15,7 +15,7 @@ from simplebus.core.session.session import Session
 
 def create_session(session_id: int, pending_bytes: int) -> Session:
     session = Session(session_id, frame_bytes_max=1000, known_classes={}, peer="test")
-    session.unprocessed = bytes(pending_bytes)
+    session.unprocessed.put_back([memoryview(bytes(pending_bytes))])
     return session
 
 

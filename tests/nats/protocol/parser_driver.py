@@ -70,7 +70,7 @@ class Reading:
                 for number, event in enumerate(events, 1):
                     self._record(event)
                     if number == event_count:
-                        unread = self.parser.unread(self._buffer, len(data))
+                        unread = bytes(self.parser.unread(self._buffer, len(data)))
                         break
             except NatsError as error:
                 self.found.append(("CLOSE", error.error_text, error.closed_reason))
