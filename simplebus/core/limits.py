@@ -239,6 +239,8 @@ LAST_VALUES_SCANNED_PER_TURN = 32_768
 COMPARED_CHANNELS_MAX = 512
 # A message that is converted or delayed individually counts as this many scanned messages.
 SCAN_COST_OF_COPY = 16
+# A delayed range of messages that becomes due counts as this many scanned messages.
+SCAN_COST_OF_DELAY = 64
 # A redelivered range of a window with gaps counts as this many scanned messages.
 SCAN_COST_OF_PIECE = 64
 # Spans that are searched for one message.

@@ -71,12 +71,17 @@ class InFlightBytes:
         self.continue_measuring()
         return size if self.is_measuring else self._measured_bytes
 
-    def continue_measuring(self) -> None:
-        """Measure some more messages."""
+    def continue_measuring(self) -> int:
+        """Measure some more messages. Returns the number of messages to which that turn is limited;
+        0 if there was nothing to measure.
+        """
         measurement = self._measurement
-        if measurement is not None and measurement.measure_some():
+        if measurement is None:
+            return 0
+        if measurement.measure_some():
             self._measurement = None
             self._record(measurement.cursor, measurement.in_flight_count, measurement.bytes)
+        return MEASURED_MESSAGES_PER_TURN
 
     def _record(self, cursor: int, in_flight_count: int, size_bytes: int) -> None:
         self._measured_cursor, self._measured_count = cursor, in_flight_count

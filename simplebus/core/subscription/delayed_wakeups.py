@@ -21,7 +21,7 @@ class WakeupTarget(Protocol):
 
     @property
     def scanned_count(self) -> int:
-        """Messages that were scanned since `handle_wakeup` was called."""
+        """Cost of the work since `handle_wakeup` was called, in scanned messages."""
 
     @property
     def next_wakeup(self) -> float:
@@ -67,7 +67,7 @@ class DelayedWakeups:
             del self._targets[target]
             if target.handle_wakeup():
                 yield target
-                scanned_count += target.scanned_count
+            scanned_count += target.scanned_count
             if target.next_wakeup < NEVER:
                 self._targets[target] = None
             if scanned_count >= SCAN_MESSAGES_MAX:

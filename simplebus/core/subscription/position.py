@@ -36,6 +36,7 @@ from simplebus.core.limits import (
     REDELIVERY_PLAIN_MESSAGES,
     RESTAMPED_MESSAGES_MAX,
     SCAN_COST_OF_COPY,
+    SCAN_COST_OF_DELAY,
     SCAN_COST_OF_PIECE,
     SCAN_MESSAGES_MAX,
     SEND_BYTES,
@@ -666,10 +667,9 @@ class Position:
 
         Returns True if there is work to do.
         """
-        is_measured = self._in_flight_bytes.is_measuring
-        self._in_flight_bytes.continue_measuring()
-        self.scanned_count = SCAN_COST_OF_COPY * self.unacked.queue_due_delays()
-        return is_measured or bool(self.unacked.queue)
+        measured_count = self._in_flight_bytes.continue_measuring()
+        self.scanned_count = measured_count + SCAN_COST_OF_DELAY * self.unacked.queue_due_delays()
+        return measured_count > 0 or bool(self.unacked.queue)
 
     def delay_span(self, due_time: float, span: Span) -> None:
         """Queue a span at `due_time`, in seconds since 1970."""

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
-from simplebus.core.limits import SCAN_COST_OF_COPY, SCAN_MESSAGES_MAX, SCAN_SPANS_MAX
+from simplebus.core.limits import SCAN_COST_OF_DELAY, SCAN_MESSAGES_MAX, SCAN_SPANS_MAX
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.delivery_state import DeliveryState
@@ -451,7 +451,7 @@ class UnackedMessages:
         while (
             self._delayed_spans
             and self._delayed_spans[0][0] <= self._clock.now
-            and count * SCAN_COST_OF_COPY < _WAKEUP_SCAN_MAX  # `next_due_time` stays in the past.
+            and count * SCAN_COST_OF_DELAY < _WAKEUP_SCAN_MAX  # `next_due_time` stays in the past.
         ):
             self.requeue([heapq.heappop(self._delayed_spans)[2]])
             count += 1

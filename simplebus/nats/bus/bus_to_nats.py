@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, MESSAGE_ID_MASK, SEND_BYTES
+from simplebus.core.limits import (
+    DELIMITER_BYTES,
+    HEADER_BYTES,
+    MESSAGE_ID_MASK,
+    SCAN_COST_OF_COPY,
+    SEND_BYTES,
+)
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope import CHANNEL, STUFFED
@@ -43,7 +49,7 @@ _NO_FLAGS: ChannelFlags = np.zeros(0, np.uint8)
 # Delayed messages delivered in one wakeup.
 _MESSAGES_PER_WAKEUP = 4096
 # An entry costs as much as this number of further messages of an entry.
-_ENTRY_COST_MESSAGES = 16
+_ENTRY_COST_MESSAGES = 24
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
 
@@ -69,7 +75,7 @@ class BusToNats:
         """`subject_classes` receives the class of the messages being delivered."""
         self._subject_classes = subject_classes or SubjectClasses()
         self.scanned_count = 0
-        """Always 0, because the work per wakeup is bounded. See `WakeupTarget`."""
+        """See `WakeupTarget`."""
         self._store = store
         self._clock = store.clock
         self._wakeups = wakeups
@@ -239,6 +245,7 @@ class BusToNats:
                     cls, first, self._select_subscribed(cls, rows) & self._select_deliverable(rows)
                 )
             remaining -= max(_ENTRY_COST_MESSAGES, end - first)
+        self.scanned_count = (_MESSAGES_PER_WAKEUP - remaining) * SCAN_COST_OF_COPY
         return False
 
 
