@@ -12,9 +12,10 @@ D = TypeVar("D")
 
 _SPLIT_SIZE = 1024
 """Number of entries at which the dict is split into several parts."""
-_PARTS = 64
-_SHIFT = 24
-"""The low bits of a hash choose the place within a part."""
+_PARTS = 61
+"""Prime, so that it also spreads hashes that are addresses or numbers. The low bits of a hash
+choose the place within a part.
+"""
 
 
 class ShardedDict(MutableMapping[K, V]):
@@ -24,11 +25,11 @@ class ShardedDict(MutableMapping[K, V]):
     faults. This one is split into many dicts, each of which grows on its own.
     """
 
-    __slots__ = ("_length", "_mask", "_parts")
+    __slots__ = ("_length", "_part_count", "_parts")
 
     def __init__(self) -> None:
         self._parts: list[dict[K, V]] = [{}]
-        self._mask = 0
+        self._part_count = 1
         self._length = 0
 
     @property
@@ -43,28 +44,28 @@ class ShardedDict(MutableMapping[K, V]):
         return chain.from_iterable(self._parts)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._parts[hash(key) >> _SHIFT & self._mask]
+        return key in self._parts[hash(key) % self._part_count]
 
     def __getitem__(self, key: K) -> V:
-        return self._parts[hash(key) >> _SHIFT & self._mask][key]
+        return self._parts[hash(key) % self._part_count][key]
 
     @overload
     def get(self, key: K, default: None = None, /) -> V | None: ...
     @overload
     def get(self, key: K, default: V | D, /) -> V | D: ...
     def get(self, key: K, default: V | D | None = None, /) -> V | D | None:
-        return self._parts[hash(key) >> _SHIFT & self._mask].get(key, default)
+        return self._parts[hash(key) % self._part_count].get(key, default)
 
     def __setitem__(self, key: K, value: V) -> None:
-        part = self._parts[hash(key) >> _SHIFT & self._mask]
+        part = self._parts[hash(key) % self._part_count]
         self._length -= len(part)
         part[key] = value
         self._length += len(part)
-        if not self._mask and self._length >= _SPLIT_SIZE:
+        if self._part_count == 1 and self._length >= _SPLIT_SIZE:
             self._split()
 
     def __delitem__(self, key: K) -> None:
-        del self._parts[hash(key) >> _SHIFT & self._mask][key]
+        del self._parts[hash(key) % self._part_count][key]
         self._length -= 1
 
     def __bool__(self) -> bool:
@@ -75,7 +76,7 @@ class ShardedDict(MutableMapping[K, V]):
     @overload
     def pop(self, key: K, default: V | D, /) -> V | D: ...
     def pop(self, key: K, *default: V | D) -> V | D:
-        part = self._parts[hash(key) >> _SHIFT & self._mask]
+        part = self._parts[hash(key) % self._part_count]
         self._length -= len(part)
         try:
             return part.pop(key, *default)
@@ -90,6 +91,6 @@ class ShardedDict(MutableMapping[K, V]):
 
     def _split(self) -> None:
         [entries] = self._parts
-        self._parts, self._mask = [{} for _ in range(_PARTS)], _PARTS - 1
+        self._parts, self._part_count = [{} for _ in range(_PARTS)], _PARTS
         for key, value in entries.items():
-            self._parts[hash(key) >> _SHIFT & self._mask][key] = value
+            self._parts[hash(key) % self._part_count][key] = value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -61,8 +63,9 @@ TestDictComparison = DictComparison.TestCase
 TestDictComparison.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 
 
-def test_growing_copies_few_entries() -> None:
-    tested: ShardedDict[str, int] = ShardedDict()
+@pytest.mark.parametrize("make_key", ["site.{}".format, int, lambda number: object()])
+def test_growing_copies_few_entries(make_key: Callable[[int], Hashable]) -> None:
+    tested: ShardedDict[Hashable, int] = ShardedDict()
     for number in range(100_000):
-        tested[f"site.{number}"] = number
+        tested[make_key(number)] = number
     assert max(tested.part_sizes) < 3 * 100_000 / len(tested.part_sizes)
