@@ -78,7 +78,7 @@ GROUPING_COST_BYTES = 2 * 1024
 SINK_COMPARISON_COST_BYTES = 128
 # Cost of finding one of many sinks of a subject. The search for the sinks of a batch ends when more
 # than SEARCHED_SINKS_PER_TURN_MAX are found; then its messages are published singly.
-FOUND_SINK_COST_BYTES = 256
+FOUND_SINK_COST_BYTES = 384
 SEARCHED_SINKS_PER_TURN_MAX = 4 * 1024
 # After a turn that took long, messages for more clients than this are sent in later turns: each
 # client costs a system call.

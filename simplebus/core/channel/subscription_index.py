@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeAlias, TypeVar
 
+from simplebus.core.channel.paged_set import PagedSet
 from simplebus.core.channel.pattern import check_pattern, is_literal, split_segments
 from simplebus.core.channel.pattern_index import PageMatches, PatternIndex, iter_values
 from simplebus.core.channel.sharded_dict import ShardedDict
@@ -20,10 +21,9 @@ from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_RESULTS_MAX, CACHE_VALU
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", bound=Hashable)
 
-_Values: TypeAlias = tuple[int, T] | dict[T, int]
-"""Values of one pattern with their insertion numbers, in ascending order. A single value, the usual
-case, is a pair, which takes a third of the memory of a dict.
-"""
+_Values: TypeAlias = tuple[T, ...] | PagedSet[T]
+"""Values of one pattern: few of them, the usual case, are a tuple, which takes less memory."""
+_TUPLE_VALUES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,6 @@ class SubscriptionIndex(Generic[T]):
         self._length = 0
         self.insert_count = 0
         """Number of pairs ever added."""
-        self._next_order = 0
-        """Insertion number of the next pair."""
         self._cache: _MatchCache[str, T] = _MatchCache(names=cache_names, values=cache_values)
         self._results: _MatchCache[PageMatches[_Values[T]], T] = _MatchCache(
             names=CACHE_RESULTS_MAX, values=cache_values
@@ -84,15 +82,9 @@ class SubscriptionIndex(Generic[T]):
         self._check(pattern)
         store = self._index_for(pattern)
         values = store.get(pattern)
-        if values is None:
-            store[pattern] = (self._next_order, value)
-        else:
-            if value in (values[1:] if isinstance(values, tuple) else values):
-                return False
-            if isinstance(values, tuple):
-                store[pattern] = values = {values[1]: values[0]}
-            values[value] = self._next_order
-        self._next_order += 1
+        if values is not None and value in values:
+            return False
+        _add_value(store, pattern, values, value)
         self._length += 1
         self.insert_count += 1
         self._invalidate(pattern)
@@ -100,22 +92,11 @@ class SubscriptionIndex(Generic[T]):
 
     def insert_all(self, patterns: Iterable[str], value: T) -> None:
         """Add a value to several legal patterns. The value must not have any of them yet."""
-        wild, literal, order = self._wild, self._literal, self._next_order
         for pattern in patterns:
-            store: ShardedDict[str, _Values[T]] | PatternIndex[_Values[T]] = (
-                literal if is_literal(pattern) else wild
-            )
-            values = store.get(pattern)
-            if values is None:
-                store[pattern] = (order, value)
-            else:
-                if isinstance(values, tuple):
-                    store[pattern] = values = {values[1]: values[0]}
-                values[value] = order
-            order += 1
-        count, self._next_order = order - self._next_order, order
-        self._length += count
-        self.insert_count += count
+            store = self._index_for(pattern)
+            _add_value(store, pattern, store.get(pattern), value)
+            self._length += 1
+            self.insert_count += 1
         self.generation += 1
         self.clear_cache()
 
@@ -123,19 +104,23 @@ class SubscriptionIndex(Generic[T]):
         """Remove a value from a pattern. Raises KeyError if the pair does not exist."""
         store = self._index_for(pattern)
         values = store.get(pattern)
-        if isinstance(values, dict) and value in values:
-            del values[value]
-            if len(values) == 1:
-                store[pattern] = next((order, last_value) for last_value, order in values.items())
-        elif isinstance(values, tuple) and values[1] == value:
-            del store[pattern]
-        else:
+        if values is None or value not in values:
             raise KeyError(f"{value!r} was not inserted with the pattern {pattern!r}")
+        if isinstance(values, tuple):
+            if len(values) == 1:
+                del store[pattern]
+            else:
+                index = values.index(value)
+                store[pattern] = values[:index] + values[index + 1 :]
+        else:
+            values.remove(value)
+            if len(values) <= _TUPLE_VALUES_MAX:
+                store[pattern] = tuple(values)
         self._length -= 1
         self._invalidate(pattern)
 
     def match(self, name: str) -> tuple[T, ...]:
-        """Return the values of all patterns that match the name, in order of insertion.
+        """Return the values of all patterns that match the name, in any order.
 
         A value occurs once for each of its matching patterns. The empty name is a message without a
         channel. Wildcards in the name are ordinary characters; a name with an empty segment matches
@@ -159,8 +144,7 @@ class SubscriptionIndex(Generic[T]):
             return
         literal = self._literal.get(name)
         hits = self._wild.find_matches(segments)
-        for values in chain(() if literal is None else (literal,), iter_values(hits)):
-            yield from values[1:] if isinstance(values, tuple) else values
+        yield from chain(literal or (), _iter_found(hits))
 
     def has_match(self, name: str) -> bool:
         """Return True if `match` would return any value."""
@@ -186,9 +170,12 @@ class SubscriptionIndex(Generic[T]):
         self._cache.check()
         self._results.check()
         stored = [*self._literal.values(), *self._wild.values()]
-        orders = [order for order, _ in _pairs(stored)]
-        assert len(orders) == len(set(orders)) == self._length, (orders, self._length)
-        assert all(order < self._next_order for order in orders), (orders, self._next_order)
+        for values in stored:
+            assert isinstance(values, tuple) == (len(values) <= _TUPLE_VALUES_MAX), values
+            assert len(set(values)) == len(values) > 0, values
+            if isinstance(values, PagedSet):
+                values.check()
+        assert sum(map(len, stored)) == self._length, (stored, self._length)
 
     def _index_for(self, pattern: str) -> ShardedDict[str, _Values[T]] | PatternIndex[_Values[T]]:
         return self._literal if is_literal(pattern) else self._wild
@@ -202,10 +189,10 @@ class SubscriptionIndex(Generic[T]):
         hits = self._wild.find_matches(segments)
         literal = self._literal.get(name)
         if literal is not None:
-            return _in_insertion_order([*iter_values(hits), literal])
+            return tuple(chain(literal, _iter_found(hits)))
         result = self._results.get(hits)
         if result is None:
-            result = _in_insertion_order(list(iter_values(hits)))
+            result = tuple(_iter_found(hits))
             self._results.put(hits, result)
         return result
 
@@ -282,29 +269,27 @@ class _MatchCache(Generic[K, T]):
             assert sum(map(len, half.values())) <= self._values_max
 
 
-def _in_insertion_order(values_by_pattern: list[_Values[T]]) -> tuple[T, ...]:
-    """Return all values of some patterns in order of insertion.
+def _add_value(
+    store: ShardedDict[str, _Values[T]] | PatternIndex[_Values[T]],
+    pattern: str,
+    values: _Values[T] | None,
+    value: T,
+) -> None:
+    """Add a value to the current values of a pattern."""
+    if values is None:
+        store[pattern] = (value,)
+    elif isinstance(values, PagedSet):
+        values.add(value)
+    elif len(values) < _TUPLE_VALUES_MAX:
+        store[pattern] = (*values, value)
+    else:
+        store[pattern] = PagedSet((*values, value))
 
-    No object is created per value: there may be thousands, in one step of the event loop.
+
+def _iter_found(hits: PageMatches[_Values[T]]) -> Iterator[T]:
+    """Yield the values of the matching patterns.
+
+    No Python code runs per value: there may be thousands, in one step of the event loop.
     """
-    if len(values_by_pattern) == 1:
-        values = values_by_pattern[0]
-        return (values[1],) if isinstance(values, tuple) else tuple(values)
-    value_by_order: dict[int, T] = {}
-    for values in values_by_pattern:
-        if isinstance(values, tuple):
-            value_by_order[values[0]] = values[1]
-        else:
-            value_by_order.update(zip(values.values(), values, strict=True))
-    return tuple(map(value_by_order.__getitem__, sorted(value_by_order)))
-
-
-def _pairs(stored: Iterable[_Values[T]]) -> list[tuple[int, T]]:
-    """Return all values of some patterns with their insertion numbers."""
-    pairs: list[tuple[int, T]] = []
-    for values in stored:
-        if isinstance(values, tuple):
-            pairs.append(values)
-        else:
-            pairs += [(order, value) for value, order in values.items()]
-    return pairs
+    values_by_pattern: Iterator[_Values[T]] = iter_values(hits)
+    return chain.from_iterable(values_by_pattern)

@@ -38,22 +38,23 @@ def is_match(pattern: str, name: str) -> bool:
 
 
 class SubscriptionIndexOracle:
-    """List of (pattern, value) pairs, oldest first."""
+    """List of (pattern, value) pairs."""
 
     def __init__(self) -> None:
-        self.pairs: list[tuple[str, object]] = []
+        self.pairs: list[tuple[str, int]] = []
 
-    def insert(self, pattern: str, value: object) -> bool:
+    def insert(self, pattern: str, value: int) -> bool:
         if (pattern, value) in self.pairs:
             return False
         self.pairs.append((pattern, value))
         return True
 
-    def remove(self, pattern: str, value: object) -> None:
+    def remove(self, pattern: str, value: int) -> None:
         self.pairs.remove((pattern, value))
 
-    def match(self, name: str) -> tuple[object, ...]:
-        return tuple(value for pattern, value in self.pairs if is_match(pattern, name))
+    def match(self, name: str) -> list[int]:
+        """Return the values in ascending order."""
+        return sorted(value for pattern, value in self.pairs if is_match(pattern, name))
 
 
 def all_names(letters: list[str], length: int) -> list[str]:

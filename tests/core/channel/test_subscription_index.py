@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from simplebus.core.channel import paged_set
 from simplebus.core.channel import subscription_index as module
 from simplebus.core.channel.pattern import matches
 from simplebus.core.channel.pattern_index import PatternIndex, PatternPage, PatternSet
@@ -53,39 +54,35 @@ def test_removed_values_are_not_found() -> None:
 
 def test_star_matches_one_segment_anywhere() -> None:
     sublist = build_index("*.b.c", "a.*.c", "a.b.*", "*.*.*", "*.*")
-    assert sublist.match("a.b.c") == ("*.b.c", "a.*.c", "a.b.*", "*.*.*")
-    assert sublist.match("a.x.c") == ("a.*.c", "*.*.*")
+    assert sorted(sublist.match("a.b.c")) == sorted(("*.b.c", "a.*.c", "a.b.*", "*.*.*"))
+    assert sorted(sublist.match("a.x.c")) == sorted(("a.*.c", "*.*.*"))
     assert sublist.match("x.y") == ("*.*",)
 
 
 def test_tail_wildcards_match_the_rest() -> None:
     sublist = build_index("#", ">", "a.#", "a.>", "a.*.#", "a.*.>")
     assert sublist.match("") == ("#",)
-    assert sublist.match("a") == ("#", ">", "a.#")
-    assert sublist.match("a.b") == ("#", ">", "a.#", "a.>", "a.*.#")
-    assert sublist.match("a.b.c") == ("#", ">", "a.#", "a.>", "a.*.#", "a.*.>")
-    assert sublist.match("b.b.c") == ("#", ">")
+    assert sorted(sublist.match("a")) == sorted(("#", ">", "a.#"))
+    assert sorted(sublist.match("a.b")) == sorted(("#", ">", "a.#", "a.>", "a.*.#"))
+    assert sorted(sublist.match("a.b.c")) == sorted(("#", ">", "a.#", "a.>", "a.*.#", "a.*.>"))
+    assert sorted(sublist.match("b.b.c")) == sorted(("#", ">"))
 
 
-def test_values_are_returned_in_insertion_order() -> None:
-    sublist = build_index("a.>", "a.b", "#", "*.b", "a.#")
-    assert sublist.match("a.b") == ("a.>", "a.b", "#", "*.b", "a.#")
-    sublist.remove("a.>", "a.>")
-    sublist.insert("a.>", "again")
-    assert sublist.match("a.b") == ("a.b", "#", "*.b", "a.#", "again")
-
-
-def test_many_values_of_one_pattern_keep_their_order() -> None:
+@pytest.mark.parametrize("pattern", ["a.b", "a.*"])
+def test_pattern_can_have_many_values(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_set, "PAGE_SIZE", 16)
     sublist = SubscriptionIndex[int]()
-    for value in (3, 1, 2):
-        sublist.insert("a.*", value)
-        sublist.insert("a.b", value + 10)
-    assert sublist.match("a.b") == (3, 13, 1, 11, 2, 12)
-    sublist.remove("a.*", 3)
-    sublist.remove("a.*", 2)
-    sublist.insert("a.*", 4)
-    sublist.check()
-    assert sublist.match("a.b") == (13, 1, 11, 12, 4)
+    values = list(range(100))
+    for value in values:
+        assert sublist.insert(pattern, value)
+        assert not sublist.insert(pattern, value)
+        sublist.check()
+    assert sorted(sublist.match("a.b")) == values
+    Random(1).shuffle(values)
+    while values:
+        sublist.remove(pattern, values.pop())
+        sublist.check()
+        assert sorted(sublist.match("a.b")) == sorted(values)
 
 
 def test_value_is_returned_once_per_matching_pattern() -> None:
@@ -100,7 +97,7 @@ def test_inserting_a_pair_again_changes_nothing() -> None:
     generation = sublist.generation
     assert not sublist.insert("a.b", "a.b")
     assert not sublist.insert("a.*", "a.*")
-    assert (sublist.match("a.b"), len(sublist)) == (("a.b", "a.*"), 2)
+    assert (sorted(sublist.match("a.b")), len(sublist)) == (["a.*", "a.b"], 2)
     assert sublist.generation == generation
 
 
@@ -126,7 +123,7 @@ def test_a_value_is_removed_from_its_own_pattern_only() -> None:
         sublist.remove("a", 3)
     with pytest.raises(KeyError):
         sublist.remove("*", 2)
-    assert sublist.match("a") == (2, 1, 3)
+    assert sorted(sublist.match("a")) == [1, 2, 3]
 
 
 def test_illegal_pattern_is_refused_without_effect() -> None:
@@ -139,8 +136,8 @@ def test_illegal_pattern_is_refused_without_effect() -> None:
 
 def test_wildcards_in_a_name_are_letters() -> None:
     sublist = build_index("a.*", "a.b", "a.#", "a.>", "*.*.c")
-    assert sublist.match("a.*") == ("a.*", "a.#", "a.>")
-    assert sublist.match("a.#") == ("a.*", "a.#", "a.>")
+    assert sorted(sublist.match("a.*")) == sorted(("a.*", "a.#", "a.>"))
+    assert sorted(sublist.match("a.#")) == sorted(("a.*", "a.#", "a.>"))
     assert sublist.match("*.*.c") == ("*.*.c",)
     assert sublist.match("*.b") == ()
 
@@ -172,7 +169,7 @@ def test_literal_pattern_invalidates_one_name() -> None:
     assert count_searches(sublist, "a.b", "a.c", "x") == 3
     sublist.insert("a.b", "new")
     assert count_searches(sublist, "a.c", "x") == 0
-    assert sublist.match("a.b") == ("a.*", "new")
+    assert sorted(sublist.match("a.b")) == sorted(("a.*", "new"))
     sublist.remove("a.b", "new")
     assert count_searches(sublist, "a.c", "x") == 0
     assert sublist.match("a.b") == ("a.*",)
@@ -238,12 +235,12 @@ def test_without_cache_every_match_is_searched(cache_names: int) -> None:
 def test_names_that_the_same_patterns_match_share_a_result() -> None:
     sublist = build_index("a.*", "*.b.>", "a.#", "a.x")
     assert sublist.match("a.c") is sublist.match("a.d")
-    assert sublist.match("a.x") == ("a.*", "a.#", "a.x")
+    assert sorted(sublist.match("a.x")) == ["a.#", "a.*", "a.x"]
     assert sublist.match("c") is sublist.match("d") == ()
     before = sublist.match("a.c")
     sublist.insert("a.*", "another")
-    assert sublist.match("a.c") == (*before, "another")
-    assert sublist.match("a.d") == (*before, "another")
+    assert sorted(sublist.match("a.c")) == sorted((*before, "another"))
+    assert sublist.match("a.d") is sublist.match("a.c")
 
 
 def test_default_cache_limits() -> None:
@@ -269,9 +266,9 @@ def test_index_matches_like_a_list(
         assert sublist.insert(pattern, value) == oracle.insert(pattern, value)
     sublist.check()
     for name in searched_names:
-        assert sublist.match(name) == oracle.match(name)
+        assert sorted(sublist.match(name)) == oracle.match(name)
         assert len(sublist.match(name)) == sum(matches(p, name) for p, _ in set(inserted))
-        assert sorted(sublist.iter_matches(name)) == sorted(oracle.match(name))
+        assert sorted(sublist.iter_matches(name)) == oracle.match(name)
         assert sublist.has_match(name) == bool(oracle.match(name))
 
 
@@ -293,7 +290,7 @@ def test_many_patterns_are_inserted_like_single_ones(
         sublist.check()
     pattern_sets = {value: PatternSet(value_patterns) for value, value_patterns in inserted.items()}
     for name in searched_names:
-        assert sublist.match(name) == oracle.match(name)
+        assert sorted(sublist.match(name)) == oracle.match(name)
         for value, pattern_set in pattern_sets.items():
             assert pattern_set.has_match(name) == (value in oracle.match(name))
 
@@ -344,7 +341,7 @@ class SubscriptionIndexMachine(RuleBasedStateMachine):
     def insert_matched_name(self, at: int, value: int) -> None:
         if name := self.recent_name(at):
             assert self.sublist.insert(name, value) == self.oracle.insert(name, value)
-            assert self.sublist.match(name) == self.oracle.match(name)
+            assert sorted(self.sublist.match(name)) == self.oracle.match(name)
 
     @rule(at=st.integers(0, 1000))
     def remove(self, at: int) -> None:
@@ -367,12 +364,12 @@ class SubscriptionIndexMachine(RuleBasedStateMachine):
         self.searched_names.update(dict.fromkeys(searched_names))
         for name in searched_names:
             assert self.sublist.has_match(name) == bool(self.oracle.match(name))
-            assert self.sublist.match(name) == self.oracle.match(name)
+            assert sorted(self.sublist.match(name)) == self.oracle.match(name)
 
     @rule()
     def match_recent_name_again(self) -> None:
         for name in list(self.searched_names)[-5:]:
-            assert self.sublist.match(name) == self.oracle.match(name)
+            assert sorted(self.sublist.match(name)) == self.oracle.match(name)
 
     def recent_name(self, at: int) -> str:
         return (
