@@ -94,6 +94,7 @@ _TOO_MANY_SUBSCRIPTIONS = error_line("maximum subscriptions exceeded")
 
 
 _SESSIONS_PER_STEP = 250
+_SINKS_PER_STEP = 4096
 """Sessions that one step of the statistics counts."""
 
 
@@ -733,21 +734,25 @@ class NatsServer:
             return
         sinks = self.routes.match(message.subject)
         if len(sinks) > 1 and self._is_split(session, estimate_message_cost(message, sinks)):
-            message = share_body(message, sinks)
+            message = share_body(message, len(sinks))
             if message.shared_end is None:
                 message = message.copy()
             steps = self._publish_in_steps(session, message, sinks)
             self._start_publication(session, steps, len(message.body))
             return
         is_accepted = self.delivery.deliver_message(message, sinks, session)
-        self._end_publication(session, message, is_accepted=is_accepted)
+        if self._needs_no_responders(session, message, is_accepted=is_accepted):
+            self._start_publication(session, self._send_no_responders_in_steps(session, message), 0)
 
     def _publish_in_steps(
         self, session: NatsSession, message: Pub, sinks: SubjectSinks
     ) -> Iterator[None]:
         """Publish an accepted message, with a step at the end of each turn but the last."""
-        is_accepted = yield from self.delivery.deliver_message_in_steps(message, sinks, session)
-        self._end_publication(session, message, is_accepted=is_accepted)
+        steps = self.delivery.deliver_message_in_steps(message, sinks, session)
+        del sinks  # It would keep subscriptions that end meanwhile.
+        is_accepted = yield from steps
+        if self._needs_no_responders(session, message, is_accepted=is_accepted):
+            yield from self._send_no_responders_in_steps(session, message)
 
     def _begin_publication(self, session: NatsSession, message: Pub) -> bool:
         """Count and check a message. Returns False if the client may not publish it."""
@@ -765,10 +770,10 @@ class NatsServer:
             session.send(_OK)
         return True
 
-    def _end_publication(self, session: NatsSession, message: Pub, *, is_accepted: bool) -> None:
-        """Send the status "no responders" if no receiver has accepted a request."""
-        if message.reply and not is_accepted and session.options.no_responders:
-            self._send_no_responders(session, message)
+    @staticmethod
+    def _needs_no_responders(session: NatsSession, message: Pub, *, is_accepted: bool) -> bool:
+        """Return True if a request was accepted by no receiver, and the client expects a status."""
+        return bool(message.reply) and not is_accepted and session.options.no_responders
 
     def _is_split(self, session: NatsSession, cost_bytes: int) -> bool:
         """Return True if a publication of this cost is delivered in several turns."""
@@ -855,21 +860,28 @@ class NatsServer:
         """Add the cost of the current event, in bytes of output."""
         self.delivery.cost_bytes += output_bytes
 
-    def _send_no_responders(self, session: NatsSession, message: Pub) -> None:
+    def _send_no_responders_in_steps(self, session: NatsSession, message: Pub) -> Iterator[None]:
         """Send status 503 to the requester, if it subscribed to its reply subject. Not counted as
         a message.
+
+        Has a step at the end of each turn but the last, unless reads are not split.
         """
         status, sinks = encode.no_responders_message(message), self.routes.match(message.reply)
+        del message  # Its body may be a view of the input.
         self.delivery.cost_bytes += NO_RESPONDERS_COST_BYTES
-        self.delivery.cost_bytes += len(sinks) * SINK_COMPARISON_COST_BYTES
-        for sink in sinks:
-            if (
-                isinstance(sink, NatsSubscription)
-                and sink.session is session
-                and not sink.has_ended
-            ):
-                session.send(encode.encode_message(status, sink.sid, headers=True))
-                return
+        for first in range(0, len(sinks), _SINKS_PER_STEP):
+            if self.delivery.is_turn_over and session.can_split_reads:
+                yield
+            compared_sinks = sinks[first : first + _SINKS_PER_STEP]
+            self.delivery.cost_bytes += len(compared_sinks) * SINK_COMPARISON_COST_BYTES
+            for sink in compared_sinks:
+                if (
+                    isinstance(sink, NatsSubscription)
+                    and sink.session is session
+                    and not sink.has_ended
+                ):
+                    session.send(encode.encode_message(status, sink.sid, headers=True))
+                    return
 
     # Subscribing ---------------------------------------------------------------------------------
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
-from operator import itemgetter
 
 import numpy as np
 
@@ -113,7 +112,7 @@ class MessageDelivery:
     def deliver_message(self, message: Pub, sinks: SubjectSinks, origin: NatsSession) -> bool:
         """Deliver a message at once. Returns True if a receiver accepted it."""
         self.cost_bytes += estimate_message_cost(message, sinks)
-        message = share_body(message, sinks)
+        message = share_body(message, len(sinks))
         is_accepted = False
         for sink in sinks:
             is_accepted |= sink.deliver(message, origin)
@@ -124,11 +123,19 @@ class MessageDelivery:
     ) -> Generator[None, None, bool]:
         """Do the same in turns, with a step at the end of each turn but the last."""
         self.cost_bytes += EVENT_COST_BYTES + len(sinks) * FOUND_SINK_COST_BYTES
-        cost_bytes = SINGLE_DELIVERY_COST_BYTES + len(message.body)
-        message = share_body(message, sinks)
-        remaining, is_accepted = list(sinks), False
+        if self.is_turn_over:
+            yield
+        message = share_body(message, len(sinks))
+        remaining = list(sinks)
         del sinks  # It would keep subscriptions that end meanwhile.
-        for sink in drain_list(remaining):
+        return (yield from self._deliver_to_each(message, drain_list(remaining), origin))
+
+    def _deliver_to_each(
+        self, message: Pub, sinks: Iterable[SubjectSink], origin: NatsSession | None
+    ) -> Generator[None, None, bool]:
+        """Deliver a message to some sinks in turns. Returns True if a receiver accepted it."""
+        cost_bytes, is_accepted = SINGLE_DELIVERY_COST_BYTES + len(message.body), False
+        for sink in sinks:
             if self.is_turn_over:
                 yield
             self.cost_bytes += cost_bytes
@@ -205,27 +212,26 @@ class MessageDelivery:
         """Deliver a batch message by message, in turns: a client may have thousands of
         subscriptions, and a queue group thousands of members.
         """
-        # Sinks with their place in `targets`. Many have the same array of rows.
-        sinks_by_rows: dict[int, list[tuple[int, SubjectSink]]] = {}
-        rows_by_id: dict[int, Indexes | None] = {}
-        for place, (sinks, rows) in enumerate(targets):
+        sinks_by_rows: dict[int, list[SubjectSink]] = {}
+        rows_by_id: dict[int, Indexes | None] = {}  # Many sinks have the same array of rows.
+        for sinks, rows in targets:
             if self.is_turn_over:
                 yield
-            self.cost_bytes += GROUPING_COST_BYTES
+            self.cost_bytes += GROUPING_COST_BYTES + len(sinks) * FOUND_SINK_COST_BYTES
             rows_by_id[id(rows)] = rows
-            sinks_by_rows.setdefault(id(rows), []).extend((place, sink) for sink in sinks)
-        places_by_row: dict[int, list[list[tuple[int, SubjectSink]]]] = {}
+            sinks_by_rows.setdefault(id(rows), []).extend(sinks)
+        parts_by_row: dict[int, list[list[SubjectSink]]] = {}
         for rows_id, rows in rows_by_id.items():
             for row in row_indexes(batch, rows).tolist():
                 if self.is_turn_over:
                     yield
                 self.cost_bytes += SINK_COMPARISON_COST_BYTES
-                places_by_row.setdefault(row, []).append(sinks_by_rows[rows_id])
+                parts_by_row.setdefault(row, []).append(sinks_by_rows[rows_id])
         for row, message in enumerate(iter_messages(batch)):
-            parts = places_by_row.pop(row, [])
-            placed = parts[0] if len(parts) == 1 else sorted(chain(*parts), key=itemgetter(0))
-            row_sinks = [sink for _, sink in placed]
-            yield from self.deliver_message_in_steps(message, row_sinks, origin)
+            self.cost_bytes += EVENT_COST_BYTES
+            parts = parts_by_row.pop(row, [])
+            message = share_body(message, sum(map(len, parts)))
+            yield from self._deliver_to_each(message, chain(*parts), origin)
 
     # Messages of the bus -------------------------------------------------------------------------
 
@@ -325,7 +331,7 @@ class MessageDelivery:
 
     def _deliver_message_from_bus(self, message: Pub, sinks: SubjectSinks) -> bool:
         """Deliver a message of the bus at once. Returns True if there are errors."""
-        message = share_body(message, sinks)
+        message = share_body(message, len(sinks))
         for sink in sinks:
             try:
                 sink.deliver(message, None)
@@ -631,9 +637,9 @@ def _subject_names(batch: UniformBatch | MixedBatch) -> Sequence[bytes]:
     return batch.subject_names or ()
 
 
-def share_body(message: Pub, sinks: Sequence[SubjectSink]) -> Pub:
+def share_body(message: Pub, sink_count: int) -> Pub:
     """Return the message, with a body that its receivers share if they are several."""
-    if len(sinks) > 1 and len(message.body) >= SHARED_BODY_BYTES_MIN and not message.shared_end:
+    if sink_count > 1 and len(message.body) >= SHARED_BODY_BYTES_MIN and not message.shared_end:
         return message.with_shared_end()
     return message
 

@@ -596,6 +596,24 @@ def test_no_responders_are_known_after_the_last_turn(is_accepted: bool) -> None:
     assert requester.lines().startswith(b"HMSG in 1 ") is not is_accepted
 
 
+@pytest.mark.parametrize("splits_reads", [False, True])
+def test_requester_is_found_among_many_sinks(
+    splits_reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_server, "_SINKS_PER_STEP", 2)
+    harness = NatsServerHarness(splits_reads=splits_reads)
+    others = [harness.client(QUIET + b"SUB in 1\r\n") for _ in range(8)]
+    connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+    requester = harness.client(connect + b"SUB in.> 1\r\nSUB *.* 2\r\nSUB in 3\r\n")
+    requester.start(b"PUB b in 1\r\nx\r\n")
+    turns = 1
+    while requester.take_turn():
+        turns += 1
+    assert turns > 4 if splits_reads else turns == 1
+    assert requester.lines().startswith(b"HMSG in 3 ")
+    assert all(other.lines() == b"" for other in others)
+
+
 def test_client_is_not_disconnected_while_its_publication_waits() -> None:
     harness = splitting()
     for _ in range(3):
