@@ -362,7 +362,7 @@ DECLARED_CLASSES_ENDED_PER_TURN = 512
 PURGED_POSITIONS_PER_TURN = 128
 # Result cache of a subscription index: names, values of all names, and combined pattern sets.
 CACHE_NAMES_MAX = 4096
-CACHE_VALUES_MAX = 1 << 20
+CACHE_VALUES_MAX = 1 << 19
 CACHE_RESULTS_MAX = 256
 # A class that is declared by name only gets an id from ASSIGNED_CLASS_ID_MIN on: one of this many
 # ids that are computed from the name, or any free id if all of these are in use.

@@ -138,6 +138,10 @@ CONVERTED_BATCH_MAX = 1024
 # First read size of a client; it grows while reads are cheap.
 READ_BYTES_INITIAL = 4 * 1024
 
+# Sinks in the results that are cached by subject number; then all of these are forgotten.
+CACHED_SINKS_MAX = 256 * 1024
+# Results with more sinks are not compared with others: hashing the sinks would take long.
+COMPARED_SINKS_MAX = 1024
 # Cached combinations of queue groups with one name; the cache is cleared when it is full.
 MERGED_GROUPS_MAX = 1024
 

@@ -24,6 +24,8 @@ from simplebus.core.limits import INQUIRY_TEXT_CHARACTERS_MAX, Limits
 from simplebus.core.protocol.inquiry import ListenerInfo
 from simplebus.nats import subjects
 from simplebus.nats.limits import (
+    CACHED_SINKS_MAX,
+    COMPARED_SINKS_MAX,
     MERGED_GROUPS_MAX,
     REMOVALS_PER_TURN_MAX,
     SCATTERED_FRACTION,
@@ -123,11 +125,13 @@ class SubjectRoutes:
         """
         self._merged_groups: dict[tuple[QueueGroup, ...], MergedQueueGroup] = {}
         self._results: dict[SubjectSinks, int] = {}
+        """Results by their sinks, if there are few."""
         self._results_by_identity: dict[int, int] = {}
-        """Results by the `id` of their sinks: comparing thousands of sinks takes long."""
+        """Results by the `id` of their sinks: hashing thousands of sinks takes long."""
         self._sinks: list[SubjectSinks] = []
         self._result_by_subject = np.full(SUBJECTS_MAX, _UNKNOWN, np.int32)
         self._result_generation = _NO_GENERATION
+        self._cached_sink_count = 0
 
     @property
     def generation(self) -> int:
@@ -153,11 +157,13 @@ class SubjectRoutes:
 
     def add(self, subject: bytes, sink: SubjectSink) -> None:
         """Route messages that match a legal subject to the sink."""
+        self._forget_results()
         if self._sublist.insert(subjects.index_key(subject), sink):
             self._partial_ack_patterns += _matches_some_acks(subject)
 
     def remove(self, subject: bytes, sink: SubjectSink) -> None:
         """Remove a route."""
+        self._forget_results()
         self._sublist.remove(subjects.index_key(subject), sink)
         self._partial_ack_patterns -= _matches_some_acks(subject)
 
@@ -326,12 +332,9 @@ class SubjectRoutes:
             The number of sinks found; results that several subjects share count once.
         """
         valid_for = (self._sublist.generation, self.table.generation)
-        if valid_for != self._result_generation:
+        if valid_for != self._result_generation or self._cached_sink_count > CACHED_SINKS_MAX:
+            self._forget_results()
             self._result_generation = valid_for
-            self._results.clear()
-            self._results_by_identity.clear()
-            self._sinks.clear()
-            self._result_by_subject.fill(_UNKNOWN)
         is_unknown = self._result_by_subject[numbers] == _UNKNOWN
         sink_count = 0
         if is_unknown.any():
@@ -365,11 +368,26 @@ class SubjectRoutes:
                 sink_count += len(sinks)
         return results, sink_count
 
+    def _forget_results(self) -> None:
+        """Forget the results by subject number. They would keep subscriptions that have ended."""
+        if self._sinks:
+            self._results.clear()
+            self._results_by_identity.clear()
+            self._sinks.clear()
+            self._cached_sink_count = 0
+            self._result_by_subject.fill(_UNKNOWN)
+
     def _result_number(self, sinks: SubjectSinks) -> int:
-        number = self._results.get(sinks)
+        number = None
+        is_wide = len(sinks) > COMPARED_SINKS_MAX
+        if not is_wide:
+            number = self._results.get(sinks)
         if number is None:
-            number = self._results[sinks] = len(self._sinks)
+            number = len(self._sinks)
+            if not is_wide:
+                self._results[sinks] = number
             self._sinks.append(sinks)
+            self._cached_sink_count += len(sinks)
             self._results_by_identity[id(sinks)] = number
         return number
 

@@ -14,6 +14,7 @@ from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import MERGED_GROUPS_MAX
+from simplebus.nats.server import routes as module
 from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
 from simplebus.nats.server.routes import SubjectRoutes, SubjectSink
 from simplebus.nats.server.session import NatsSession, NatsSubscription
@@ -50,9 +51,14 @@ NAMES = st.lists(st.sampled_from(["a", "b", "#"]), min_size=1, max_size=3).map(
 @given(
     st.lists(st.tuples(SUBJECTS, st.sampled_from([b"", b"g"])), max_size=6),
     st.lists(NAMES, min_size=1, max_size=20),
+    st.sampled_from([0, 1, 100]),
+    st.sampled_from([0, 4, 100]),
 )
 def test_batch_routes_equal_single_routes(
-    subscribed: list[tuple[bytes, bytes]], names: list[bytes]
+    subscribed: list[tuple[bytes, bytes]],
+    names: list[bytes],
+    compared_sinks_max: int,
+    cached_sinks_max: int,
 ) -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
     session = NatsServerHarness().client(QUIET).session
@@ -60,10 +66,14 @@ def test_batch_routes_equal_single_routes(
         routes.subscribe(NatsSubscription(session, subject, queue, b"%d" % index))
     numbers = numbered(routes.table, names)
     found: dict[int, tuple[SubjectSink, ...]] = {}
-    for sinks, rows in routes.split_by_sinks(numbers):
-        for row in range(len(names)) if rows is None else rows.tolist():
-            assert row not in found
-            found[row] = sinks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "COMPARED_SINKS_MAX", compared_sinks_max)
+        patch.setattr(module, "CACHED_SINKS_MAX", cached_sinks_max)
+        routes.match_each(numbers)
+        for sinks, rows in routes.split_by_sinks(numbers):
+            for row in range(len(names)) if rows is None else rows.tolist():
+                assert row not in found
+                found[row] = sinks
     assert [found[row] for row in range(len(names))] == [routes.match(name) for name in names]
 
 
@@ -117,6 +127,30 @@ def test_cached_results_are_dropped_after_a_change() -> None:
     routes.unsubscribe(subscription)
     assert [sinks for sinks, _ in routes.split_by_sinks(numbers)] == [()]
     assert len(routes) == 0
+
+
+def test_cached_results_do_not_keep_ended_subscriptions() -> None:
+    routes = SubjectRoutes(np.random.default_rng(0))
+    session = NatsServerHarness().client(QUIET).session
+    subscription = NatsSubscription(session, b"a", b"", b"1")
+    routes.subscribe(subscription)
+    routes.match_each(numbered(routes.table, [b"a"]))
+    assert routes.statistics().results == 1
+    routes.unsubscribe(subscription)
+    assert routes.statistics().results == 0
+
+
+def test_cached_results_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHED_SINKS_MAX", 40)
+    routes = SubjectRoutes(np.random.default_rng(0))
+    session = NatsServerHarness().client(QUIET).session
+    names = [b"a.%d" % number for number in range(100)]
+    for index, subject in enumerate([*names, *[b"a.*"] * 9]):
+        routes.subscribe(NatsSubscription(session, subject, b"", b"%d" % index))
+    for number in numbered(routes.table, names).tolist():
+        [sinks] = routes.match_each(np.array([number], np.int32))
+        assert len(sinks) == 10
+        assert routes.statistics().results <= 5
 
 
 def test_groups_with_one_name_are_merged() -> None:
