@@ -10,12 +10,13 @@ wait for space: if the class is full, its publisher gets an error at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from simplebus.core.broker.broker import Broker, PublishResult
+from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.subject_bindings import RESERVED_SUBJECT_PREFIXES
@@ -40,6 +41,7 @@ from simplebus.nats.protocol.events import (
 )
 from simplebus.nats.server.routes import SubjectRoutes
 from simplebus.nats.server.session import NatsSession
+from simplebus.nats.subjects import index_key
 
 _RESERVED = tuple(start.encode() for start in RESERVED_SUBJECT_PREFIXES)
 
@@ -242,6 +244,8 @@ class SubjectBindings:
         self._publishers = publishers
         self._by_class_id: dict[int, SubjectBinding] = {}
         """Bindings by class id."""
+        self._class_id_index = SubscriptionIndex[int](check=lambda pattern: pattern)
+        """Class ids by subject: the routes of a subject may have very many subscriptions."""
         self.change_count = 0
         """Number of changes of the bindings."""
         broker.store.subject_bindings.add_observer(self._on_change)
@@ -249,6 +253,10 @@ class SubjectBindings:
     def __len__(self) -> int:
         """Return the number of pairs of class and subject."""
         return sum(len(binding.subjects) for binding in self._by_class_id.values())
+
+    def find_class_ids(self, subject: bytes) -> Iterable[int]:
+        """Return the ids of the classes that a subject is bound to, each once."""
+        return dict.fromkeys(self._class_id_index.match(index_key(subject)))
 
     def _on_change(self, class_id: int, subject: str, is_bound: bool) -> None:
         binding = self._by_class_id.get(class_id)
@@ -262,9 +270,11 @@ class SubjectBindings:
         if is_bound:
             binding.subjects[name] = None
             self._routes.add(name, binding)
+            self._class_id_index.insert(index_key(name), class_id)
         else:
             del binding.subjects[name]
             self._routes.remove(name, binding)
+            self._class_id_index.remove(index_key(name), class_id)
         self._routes.has_repeated_sinks = any(
             len(binding.subjects) > 1 for binding in self._by_class_id.values()
         )

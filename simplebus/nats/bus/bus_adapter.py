@@ -152,8 +152,7 @@ class BusAdapter:
 
     def _find_classes(self, subject: bytes) -> list[MessageClass]:
         """Return the classes that a subject is bound to."""
-        sinks = self._routes.match(subject)
-        class_ids = [sink.class_id for sink in sinks if isinstance(sink, SubjectBinding)]
+        class_ids = self.bindings.find_class_ids(subject)
         return [self.broker.classes[id_] for id_ in class_ids if id_ in self.broker.classes]
 
     def _resolve_class_subject(self, channel: str) -> tuple[int, str]:
