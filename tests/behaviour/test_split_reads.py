@@ -28,6 +28,7 @@ from simplebus.core.limits import (
     RING_IDLE_TICKS,
     RING_SEGMENT_BYTES_MAX,
     SLOW_ACK_BYTES,
+    SLOW_KEYS_PER_TURN,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
     SUBSCRIPTIONS_ENDED_PER_TURN,
@@ -298,6 +299,30 @@ def test_messages_of_many_classes_are_stored_in_several_turns(
         stored = [len(ring) and bytes(ring.view_frames(0, len(ring), 9999)[0]) for ring in rings]
         results.append((stored, peer.session.confirmed_number))
     assert results[0] == results[1]
+
+
+def test_single_messages_to_many_classes_are_stored_in_portions_without_waiting() -> None:
+    class_ids = range(1, 3 * SLOW_KEYS_PER_TURN)
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = connect_version2(bus, classes=list(class_ids))
+    for number, class_id in enumerate(class_ids):  # The first message of a class creates its ring.
+        peer.send(publish(class_id, number, b"x"))
+    peer.session.allow_split_reads()
+    bus.broker.store.limit_turns(100)
+    peer.send(
+        b"".join(
+            publish(each, number, b"y") for number, each in enumerate(class_ids, len(class_ids))
+        )
+    )
+    stored_counts = []
+    while True:
+        stored_counts.append(sum(len(bus.broker.classes[each].ring) for each in class_ids))
+        assert not peer.session.parked_messages
+        if not run_turn(peer):
+            break
+    portions = np.diff([len(class_ids), *stored_counts]).tolist()
+    assert portions == [SLOW_KEYS_PER_TURN, SLOW_KEYS_PER_TURN, SLOW_KEYS_PER_TURN - 1]
 
 
 def test_a_subscriber_does_not_block_messages_that_wait_for_a_later_turn() -> None:

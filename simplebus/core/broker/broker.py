@@ -597,7 +597,10 @@ class Broker:
                     session, event.subscription_number, event.first, event.last
                 )
             case PublishedBatch():
-                self.store.publish(session, event.class_id, event.frames, event.columns)
+                if event.frames.count == 1:
+                    self.store.publish_one(session, event.class_id, event.frames.data.data)
+                else:
+                    self.store.publish(session, event.class_id, event.frames, event.columns)
                 session.record_published(self.clock.tick, event.frames.count)
             case AckedRanges():
                 self._ack_handler.ack_ranges(session, event)

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.limits import (
-    ACK_KEYS_PER_TURN,
     ACKS_PER_TURN,
     FRAMES_AFTER_REFUSALS,
     FRAMES_PER_TURN,
@@ -25,6 +24,7 @@ from simplebus.core.limits import (
     REFUSALS_MAX,
     REFUSED_RUNS_PER_TURN,
     SLOW_ACK_BYTES,
+    SLOW_KEYS_PER_TURN,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
     TYPE_CHANGES_PER_TURN,
@@ -241,15 +241,17 @@ def _find_keys_end(batch: FrameBatch) -> int | None:
     for all frames.
     """
     changes = batch.key_changes()
-    if changes.size < ACK_KEYS_PER_TURN:
+    if changes.size < SLOW_KEYS_PER_TURN:
         return None
     firsts = np.concatenate(([0], changes))
     keys, first_of_key = np.unique(batch.keys()[firsts], return_index=True)
-    has_acks = bool((keys & 0xFF == frames.ACK).any())
-    keys_max = ACK_KEYS_PER_TURN if has_acks else KEYS_PER_TURN
-    if keys.size <= keys_max:
-        return None
-    return int(firsts[np.partition(first_of_key, keys_max)[keys_max]])
+    # Index of the first frame of each key, and the number of frames.
+    ends = np.append(firsts[np.sort(first_of_key)], batch.count)
+    keys_max = min(KEYS_PER_TURN, keys.size)
+    has_few_frames = ends[keys_max] < 2 * keys_max
+    if has_few_frames or (keys & 0xFF == frames.ACK).any():
+        keys_max = min(SLOW_KEYS_PER_TURN, keys.size)
+    return int(ends[keys_max]) if keys_max < keys.size else None
 
 
 def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
