@@ -721,7 +721,8 @@ class NatsServer:
         routes, generation = self.routes, self.routes.generation
         messages = iter_messages(event, routes.table.names)
         for sinks, message in zip(sinks_by_row, messages, strict=True):
-            if self.delivery.is_turn_over:
+            # A search may find very many sinks.
+            if self.delivery.is_turn_over or (sinks is None and self.delivery.is_turn_long):
                 yield
             if self._begin_publication(session, message):
                 if sinks is None or routes.generation != generation:

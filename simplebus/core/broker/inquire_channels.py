@@ -32,8 +32,12 @@ _POSITIONS_PER_STEP = 256
 class ChannelListenerSource(Protocol):
     """A server whose clients listen to channels without a class."""
 
-    def find_listeners(self, channel: str, max_count: int) -> tuple[list[ListenerInfo], int]:
-        """Return at most `max_count` listeners of a channel, and how many were left out."""
+    def find_listeners(
+        self, channel: str, max_count: int
+    ) -> Generator[None, None, tuple[list[ListenerInfo], int]]:
+        """Return at most `max_count` listeners of a channel, and how many were left out, in
+        steps.
+        """
 
 
 class _PatternBudget:
@@ -79,7 +83,9 @@ def report_channel_in_steps(
     listeners: list[ListenerInfo] = []
     left_out = 0
     for source in listener_sources:
-        found, omitted = source.find_listeners(channel, INQUIRY_POSITIONS_MAX - len(listeners))
+        found, omitted = yield from source.find_listeners(
+            channel, INQUIRY_POSITIONS_MAX - len(listeners)
+        )
         listeners += found
         left_out += omitted
     return ChannelInfo(

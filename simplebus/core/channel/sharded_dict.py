@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from itertools import chain
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -63,6 +63,19 @@ class ShardedDict(MutableMapping[K, V]):
         self._length += len(part)
         if self._part_count == 1 and self._length >= _SPLIT_SIZE:
             self._split()
+
+    @overload
+    def setdefault(self: ShardedDict[K, D | None], key: K, default: None = None, /) -> D | None: ...
+    @overload
+    def setdefault(self, key: K, default: V, /) -> V: ...
+    def setdefault(self, key: K, default: Any = None, /) -> Any:
+        part = self._parts[hash(key) % self._part_count]
+        self._length -= len(part)
+        value = part.setdefault(key, default)
+        self._length += len(part)
+        if self._part_count == 1 and self._length >= _SPLIT_SIZE:
+            self._split()
+        return value
 
     def __delitem__(self, key: K) -> None:
         del self._parts[hash(key) % self._part_count][key]

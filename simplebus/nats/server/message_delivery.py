@@ -26,6 +26,7 @@ from simplebus.nats.limits import (
     FOUND_SINK_COST_BYTES,
     GROUPING_COST_BYTES,
     HEADER_COST_FACTOR,
+    MERGED_AT_ONCE_MAX,
     OUTPUT_PER_READ_BYTES,
     SEARCHED_SINKS_PER_TURN_MAX,
     SHARED_BODY_BYTES_MIN,
@@ -114,21 +115,39 @@ class MessageDelivery:
         self.cost_bytes += estimate_message_cost(message, sinks)
         message = share_body(message, len(sinks))
         is_accepted = False
-        for sink in sinks:
+        for sink in self._merge_at_once(sinks):
             is_accepted |= sink.deliver(message, origin)
         return is_accepted
 
     def deliver_message_in_steps(
-        self, message: Pub, sinks: Sequence[SubjectSink], origin: NatsSession | None
+        self, message: Pub, sinks: SubjectSinks, origin: NatsSession | None
     ) -> Generator[None, None, bool]:
         """Do the same in turns, with a step at the end of each turn but the last."""
         self.cost_bytes += EVENT_COST_BYTES + len(sinks) * FOUND_SINK_COST_BYTES
-        if self.is_turn_over:
-            yield
         message = share_body(message, len(sinks))
-        remaining = list(sinks)
+        remaining = yield from self._merge_in_steps(sinks)
         del sinks  # It would keep subscriptions that end meanwhile.
         return (yield from self._deliver_to_each(message, drain_list(remaining), origin))
+
+    def _merge_in_steps(self, sinks: SubjectSinks) -> Generator[None, None, list[SubjectSink]]:
+        """Return a list of the sinks of a subject, in turns: very many are not merged yet."""
+        if len(sinks) <= MERGED_AT_ONCE_MAX:
+            return list(sinks)
+        merger = self._routes.create_merger()
+        for first in range(0, len(sinks), MERGED_AT_ONCE_MAX):
+            if self.is_turn_over:
+                yield
+            part = sinks[first : first + MERGED_AT_ONCE_MAX]
+            self.cost_bytes += len(part) * SINK_COMPARISON_COST_BYTES
+            self.cost_bytes += merger.add(part) * GROUPING_COST_BYTES
+        yield  # The first delivery to thousands of merged groups takes long.
+        return merger.sinks
+
+    def _merge_at_once(self, sinks: SubjectSinks) -> SubjectSinks:
+        """Return the sinks of a subject, merged if they are very many."""
+        if len(sinks) <= MERGED_AT_ONCE_MAX:
+            return sinks
+        return tuple(run_to_end(self._merge_in_steps(sinks)))
 
     def _deliver_to_each(
         self, message: Pub, sinks: Iterable[SubjectSink], origin: NatsSession | None
@@ -149,6 +168,7 @@ class MessageDelivery:
         self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession | None
     ) -> None:
         """Deliver a batch at once."""
+        targets = [(self._merge_at_once(sinks), rows) for sinks, rows in targets]
         largest_bytes = self._deliver(batch, targets, origin, {})
         self.fan_out_bytes -= largest_bytes
 
@@ -161,7 +181,7 @@ class MessageDelivery:
         self.cost_bytes += search_cost_bytes
         self.fan_out_bytes += search_cost_bytes
         for sinks, rows in targets:
-            for sink in sinks:
+            for sink in (yield from self._merge_in_steps(sinks)):
                 if self.is_turn_over:
                     yield
                 self.cost_bytes += GROUPING_COST_BYTES
@@ -172,8 +192,8 @@ class MessageDelivery:
         # Queue groups first: which clients receive their messages is known only then.
         group_targets, largest_bytes = remaining.pop(QUEUE_GROUPS), 0
         if estimate_batch_cost(batch, group_targets) > BATCH_COST_PER_CLIENT_MAX:
-            member_targets = yield from self._pop_members(group_targets, remaining)
-            yield from self._deliver_singly(batch, group_targets + member_targets, origin)
+            group_targets += yield from self._pop_members(group_targets, remaining)
+            yield from self._deliver_singly(batch, group_targets, origin)
         else:
             largest_bytes = self._deliver(batch, group_targets, origin, encoded, remaining)
         for key in drain_list(remaining.keys()):
@@ -199,6 +219,7 @@ class MessageDelivery:
         found: list[SinkRows] = []
         for sinks, _ in group_targets:
             for sink in sinks:
+                self.cost_bytes += GROUPING_COST_BYTES
                 for session in sink.receiving_sessions():
                     if self.is_turn_over:
                         yield
@@ -210,7 +231,7 @@ class MessageDelivery:
         self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession | None
     ) -> Iterator[None]:
         """Deliver a batch message by message, in turns: a client may have thousands of
-        subscriptions, and a queue group thousands of members.
+        subscriptions, and a queue group thousands of members. Empties `targets`.
         """
         sinks_by_rows: dict[int, list[SubjectSink]] = {}
         rows_by_id: dict[int, Indexes | None] = {}  # Many sinks have the same array of rows.
@@ -220,6 +241,8 @@ class MessageDelivery:
             self.cost_bytes += GROUPING_COST_BYTES + len(sinks) * FOUND_SINK_COST_BYTES
             rows_by_id[id(rows)] = rows
             sinks_by_rows.setdefault(id(rows), []).extend(sinks)
+        sinks = ()
+        targets.clear()
         parts_by_row: dict[int, list[list[SubjectSink]]] = {}
         for rows_id, rows in rows_by_id.items():
             for row in row_indexes(batch, rows).tolist():
@@ -232,6 +255,12 @@ class MessageDelivery:
             parts = parts_by_row.pop(row, [])
             message = share_body(message, sum(map(len, parts)))
             yield from self._deliver_to_each(message, chain(*parts), origin)
+        parts = []
+        for delivered_sinks in sinks_by_rows.values():
+            for _ in drain_list(delivered_sinks):  # Freeing merged queue groups takes long.
+                if self.is_turn_over:
+                    yield
+                self.cost_bytes += GROUPING_COST_BYTES
 
     # Messages of the bus -------------------------------------------------------------------------
 
@@ -332,7 +361,7 @@ class MessageDelivery:
     def _deliver_message_from_bus(self, message: Pub, sinks: SubjectSinks) -> bool:
         """Deliver a message of the bus at once. Returns True if there are errors."""
         message = share_body(message, len(sinks))
-        for sink in sinks:
+        for sink in self._merge_at_once(sinks):
             try:
                 sink.deliver(message, None)
             except Exception as error:
@@ -449,7 +478,7 @@ class MessageDelivery:
             return [(matches[0], None)]
         numbers_by_sink: dict[SubjectSink, list[int]] = {}
         for sinks, numbers in numbers_by_sinks.items():
-            for sink in sinks:
+            for sink in (yield from self._merge_in_steps(sinks)):
                 if self.is_turn_over:
                     yield
                 self.cost_bytes += GROUPING_COST_BYTES

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator
-from itertools import accumulate, chain
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, count
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
 
+from simplebus.core.channel.sharded_dict import ShardedDict
 from simplebus.nats.limits import DELIVERY_COST_BYTES
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, row_indexes
 from simplebus.nats.server.session import NatsSession, NatsSubscription
@@ -26,6 +28,7 @@ _DRAW_COUNT = 256
 _FEW_ROWS = 24
 # Groups with at least this many members keep the index of each member.
 _INDEXED_MEMBERS = 16
+_GET_VERSION = attrgetter("version")
 
 
 class RandomNumbers:
@@ -75,6 +78,9 @@ class _ConcatenatedMembers:
         return chain.from_iterable(self._lists)
 
 
+_NO_MEMBERS = _ConcatenatedMembers([])
+
+
 class _GroupSink(ABC):
     """Sink that delivers each message to one of its members."""
 
@@ -82,7 +88,7 @@ class _GroupSink(ABC):
 
     def __init__(self, random: RandomNumbers) -> None:
         self._random = random
-        self._accepting: list[NatsSubscription] = []
+        self._accepting: Sequence[NatsSubscription] = ()
         self._accepting_key: tuple[NatsSession | None, bytes, int] | None = None
         """Publisher, subject and version for which `_accepting` is valid."""
 
@@ -108,10 +114,9 @@ class _GroupSink(ABC):
         """Return the sessions of the members."""
         return [member.session for member in self.current_members()]
 
-    @property
     @abstractmethod
-    def version(self) -> int:
-        """Number that grows with every change of the members."""
+    def current_version(self) -> int:
+        """Return a number that grows with every change of the members."""
 
     @abstractmethod
     def current_members(self) -> _MemberSequence:
@@ -147,9 +152,11 @@ class _GroupSink(ABC):
                 size = undelivered_rows.size
                 undelivered_rows = self._distribute(accepting, messages, undelivered_rows, origin)
 
-    def _find_accepting(self, subject: bytes, origin: NatsSession | None) -> list[NatsSubscription]:
+    def _find_accepting(
+        self, subject: bytes, origin: NatsSession | None
+    ) -> Sequence[NatsSubscription]:
         """Return the members that accept messages of this publisher on this subject."""
-        key = (origin, subject, self.version)
+        key = (origin, subject, self.current_version())
         if self._accepting_key != key:
             members = self.current_members()
             self._accepting = [member for member in members if member.accepts(subject, origin)]
@@ -200,19 +207,18 @@ class _GroupSink(ABC):
 class QueueGroup(_GroupSink):
     """Subscriptions with the same subject and queue name."""
 
-    __slots__ = ("_member_indexes", "_version", "members", "queue", "subject")
+    __slots__ = ("_member_indexes", "members", "queue", "subject", "version")
 
     def __init__(self, random: RandomNumbers, subject: bytes, queue: bytes) -> None:
         super().__init__(random)
         self.subject = subject
         self.queue = queue
         self.members: list[NatsSubscription] = []
-        self._member_indexes: dict[NatsSubscription, int] | None = None
-        self._version = 0
+        self._member_indexes: ShardedDict[NatsSubscription, int] | None = None
+        self.version = 0
 
-    @property
-    def version(self) -> int:
-        return self._version
+    def current_version(self) -> int:
+        return self.version
 
     def current_members(self) -> list[NatsSubscription]:
         return self.members
@@ -223,8 +229,9 @@ class QueueGroup(_GroupSink):
             self._member_indexes[member] = len(self.members)
         self.members.append(member)
         if self._member_indexes is None and len(self.members) >= _INDEXED_MEMBERS:
-            self._member_indexes = {member: index for index, member in enumerate(self.members)}
-        self._version += 1
+            self._member_indexes = ShardedDict()
+            self._member_indexes.update(zip(self.members, count(), strict=False))
+        self.version += 1
 
     def remove(self, member: NatsSubscription) -> None:
         """Remove a member. The last member takes its index."""
@@ -238,28 +245,38 @@ class QueueGroup(_GroupSink):
             self.members[index] = last
             if self._member_indexes is not None:
                 self._member_indexes[last] = index
-        self._version += 1
+        self.version += 1
 
 
 class MergedQueueGroup(_GroupSink):
     """Queue groups with the same name whose different subjects match one message."""
 
-    __slots__ = ("_groups", "_members", "_members_version")
+    __slots__ = ("_groups", "_member_lists", "_members", "_members_version")
 
-    def __init__(self, random: RandomNumbers, groups: tuple[QueueGroup, ...]) -> None:
+    def __init__(self, random: RandomNumbers, group: QueueGroup) -> None:
+        """Create it with one group."""
         super().__init__(random)
-        self._groups = groups
-        self._members = _ConcatenatedMembers([])
+        self._groups = [group]
+        self._member_lists = [group.members]
+        self._members = _NO_MEMBERS
         self._members_version = -1
 
+    def add_group(self, group: QueueGroup) -> None:
+        """Add a group before the first message is delivered."""
+        self._groups.append(group)
+        self._member_lists.append(group.members)
+
     @property
-    def version(self) -> int:
-        return sum(group.version for group in self._groups)
+    def group_count(self) -> int:
+        return len(self._groups)
+
+    def current_version(self) -> int:
+        return sum(map(_GET_VERSION, self._groups))
 
     def current_members(self) -> _MemberSequence:
-        version = self.version
+        version = self.current_version()
         if version != self._members_version:
-            self._members = _ConcatenatedMembers([group.members for group in self._groups])
+            self._members = _ConcatenatedMembers(self._member_lists)
             self._members_version = version
         return self._members
 

@@ -3,14 +3,15 @@
 One index holds all subscriptions. Results are cached by subject number until a route changes.
 Subjects with the same sinks share a result, so a batch is split by results and not by subjects.
 Every ack has a unique subject, for which no result would be cached. So all ack subjects are looked
-up as one placeholder subject, unless a pattern matches only some of them.
+up as one placeholder subject, unless a pattern matches only some of them. Queue groups of one name
+are merged: few at once, and very many by the delivery, in several turns.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeAlias
@@ -22,11 +23,13 @@ from simplebus.core.channel.sharded_dict import ShardedDict
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import INQUIRY_TEXT_CHARACTERS_MAX, Limits
 from simplebus.core.protocol.inquiry import ListenerInfo
+from simplebus.core.steps import drain_list
 from simplebus.nats import subjects
 from simplebus.nats.limits import (
     CACHED_SINKS_MAX,
     COMPARED_SINKS_MAX,
-    MERGED_GROUPS_MAX,
+    MERGED_AT_ONCE_MAX,
+    MERGED_GROUP_COST,
     REMOVALS_PER_TURN_MAX,
     SCATTERED_FRACTION,
     SUBJECTS_MAX,
@@ -77,6 +80,8 @@ _NO_GENERATION = (-1, -1)
 _SAMPLED_RESULTS = 4096
 _ACK_PREFIX = b"$JS.ACK."
 _ACK_PLACEHOLDER = _ACK_PREFIX + b"placeholder"
+_SUBSCRIPTIONS_ONLY = {NatsSubscription}
+_LISTENERS_PER_STEP = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +121,19 @@ class SubjectRoutes:
         self._sublist: SubscriptionIndex[SubjectSink] = SubscriptionIndex(
             check=lambda pattern: pattern
         )
-        self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
+        self._groups: ShardedDict[tuple[bytes, bytes], QueueGroup] = ShardedDict()
+        """Groups by subject and queue name."""
+        self._group_counts: ShardedDict[bytes, int] = ShardedDict()
+        """Number of groups by queue name."""
         self._partial_ack_patterns = 0
         """Number of routes whose pattern may match some ack subjects but not all."""
         self._abandoned: deque[ShardedDict[bytes, NatsSubscription]] = deque()
         """Subscriptions of sessions that have ended, until their routes are removed. No dict is
         empty.
         """
-        self._merged_groups: dict[tuple[QueueGroup, ...], MergedQueueGroup] = {}
+        self._merged_results: dict[int, tuple[SubjectSinks, SubjectSinks]] = {}
+        """Sinks that were found, and these sinks merged, by the `id` of the first."""
+        self._merged_sink_count = 0
         self._results: dict[SubjectSinks, int] = {}
         """Results by their sinks, if there are few."""
         self._results_by_identity: dict[int, int] = {}
@@ -179,8 +189,8 @@ class SubjectRoutes:
         group = self._groups.get((subject, queue))
         if group is None:
             group = self._groups[subject, queue] = QueueGroup(self._random, subject, queue)
+            self._group_counts[queue] = self._group_counts.get(queue, 0) + 1
             self.add(subject, group)
-            self._merged_groups.clear()
         group.add(subscription)
         return True
 
@@ -200,8 +210,10 @@ class SubjectRoutes:
 
     def _remove_group(self, group: QueueGroup) -> None:
         del self._groups[group.subject, group.queue]
+        count = self._group_counts.pop(group.queue) - 1
+        if count:
+            self._group_counts[group.queue] = count
         self.remove(group.subject, group)
-        self._merged_groups.clear()
 
     def abandon_all(
         self, session: NatsSession, subscriptions: ShardedDict[bytes, NatsSubscription]
@@ -244,7 +256,11 @@ class SubjectRoutes:
             self.on_has_subscriptions(self.subscription_count > 0)
 
     def match(self, subject: bytes) -> SubjectSinks:
-        """Return the sinks of a subject."""
+        """Return the sinks of a subject.
+
+        More than `MERGED_AT_ONCE_MAX` sinks are not merged yet: a message to them must be delivered
+        to the sinks that a `SinkMerger` returns.
+        """
         if (
             subject.startswith(_ACK_PREFIX)
             and not self._partial_ack_patterns
@@ -252,11 +268,15 @@ class SubjectRoutes:
         ):
             subject = _ACK_PLACEHOLDER
         sinks = self._sublist.match(subjects.index_key(subject))
-        if self.has_repeated_sinks:
-            sinks = tuple(dict.fromkeys(sinks))
-        if len(sinks) > 1 and len(self._groups) > 1:
-            return self._merge_groups(sinks)
+        if 1 < len(sinks) <= MERGED_AT_ONCE_MAX and (
+            self.has_repeated_sinks or len(self._groups) > len(self._group_counts)
+        ):
+            return self._merge(sinks)
         return sinks
+
+    def create_merger(self) -> SinkMerger:
+        """Return a merger without sinks."""
+        return SinkMerger(self._random)
 
     def iter_sinks(self, subject: bytes) -> Iterator[SubjectSink]:
         """Yield the sinks of a subject in any order, without merging queue groups. Finds the first
@@ -264,35 +284,20 @@ class SubjectRoutes:
         """
         return self._sublist.iter_matches(subjects.index_key(subject))
 
-    def _merge_groups(self, sinks: SubjectSinks) -> SubjectSinks:
-        """Merge queue groups of one name: a message goes to one member, whichever subject it
-        subscribed to.
-        """
-        first_groups: dict[bytes, QueueGroup] = {}
-        groups_by_name: dict[bytes, list[QueueGroup]] = {}
-        joined: list[SubjectSink] = []
-        for sink in sinks:
-            # Not `isinstance`, which is slow for the subclasses of an abstract class.
-            if type(sink) is not QueueGroup:
-                joined.append(sink)
-            elif (first := first_groups.setdefault(sink.queue, sink)) is not sink:
-                groups_by_name.setdefault(sink.queue, [first]).append(sink)
-        if not groups_by_name:
-            return sinks
-        for name, group in first_groups.items():
-            if name not in groups_by_name:
-                joined.append(group)
-                continue
-            key = tuple(groups_by_name[name])
-            merged = self._merged_groups.get(key)
-            if merged is None:
-                if len(self._merged_groups) >= MERGED_GROUPS_MAX:
-                    self._merged_groups.clear()
-                    # Cached results may contain the cleared groups.
-                    self._result_generation = _NO_GENERATION
-                merged = self._merged_groups[key] = MergedQueueGroup(self._random, key)
-            joined.append(merged)
-        return tuple(joined)
+    def _merge(self, sinks: SubjectSinks) -> SubjectSinks:
+        """Merge the sinks of a subject. Until a route changes, equal results are often cached."""
+        cached = self._merged_results.get(id(sinks))
+        if cached is not None:
+            return cached[1]
+        merger = self.create_merger()
+        merger.add(sinks)
+        merged = sinks if len(merger.sinks) == len(sinks) else tuple(merger.sinks)
+        if self._merged_sink_count > CACHED_SINKS_MAX:
+            self._merged_results.clear()
+            self._merged_sink_count = 0
+        self._merged_results[id(sinks)] = (sinks, merged)
+        self._merged_sink_count += len(sinks) + _search_cost(merged)
+        return merged
 
     def split_by_sinks(self, numbers: npt.NDArray[np.int32]) -> list[SinkRows]:
         """Split messages by their sinks.
@@ -329,7 +334,8 @@ class SubjectRoutes:
             max_sinks: The search ends when more sinks are found.
 
         Returns:
-            The number of sinks found; results that several subjects share count once.
+            The number of sinks found, or more if finding them took longer. Results that several
+            subjects share count once.
         """
         valid_for = (self._sublist.generation, self.table.generation)
         if valid_for != self._result_generation or self._cached_sink_count > CACHED_SINKS_MAX:
@@ -344,7 +350,7 @@ class SubjectRoutes:
                 sinks = self.match(self.table.names[number])
                 result = self._results_by_identity.get(id(sinks))
                 if result is None:
-                    sink_count += len(sinks)
+                    sink_count += _search_cost(sinks)
                     result = self._result_number(sinks)
                 self._result_by_subject[number] = result
         return sink_count
@@ -353,7 +359,7 @@ class SubjectRoutes:
         self, names: Sequence[bytes], max_sinks: float
     ) -> tuple[list[SubjectSinks], int]:
         """Return the sinks of each of these subjects, or of the first ones with more than
-        `max_sinks`, and their number. Results that several subjects share count once.
+        `max_sinks`, and their number, which counts as in `search`.
         """
         results: list[SubjectSinks] = []
         found_ids: set[int] = set()
@@ -365,11 +371,14 @@ class SubjectRoutes:
             results.append(sinks)
             if id(sinks) not in found_ids:
                 found_ids.add(id(sinks))
-                sink_count += len(sinks)
+                sink_count += _search_cost(sinks)
         return results, sink_count
 
     def _forget_results(self) -> None:
-        """Forget the results by subject number. They would keep subscriptions that have ended."""
+        """Forget cached results. They would keep subscriptions that have ended."""
+        if self._merged_results:
+            self._merged_results.clear()
+            self._merged_sink_count = 0
         if self._sinks:
             self._results.clear()
             self._results_by_identity.clear()
@@ -387,9 +396,56 @@ class SubjectRoutes:
             if not is_wide:
                 self._results[sinks] = number
             self._sinks.append(sinks)
-            self._cached_sink_count += len(sinks)
+            self._cached_sink_count += _search_cost(sinks)
             self._results_by_identity[id(sinks)] = number
         return number
+
+
+class SinkMerger:
+    """Merges queue groups of one name: a message goes to one member, whichever subject it
+    subscribed to. Also removes repeated sinks.
+    """
+
+    def __init__(self, random: RandomNumbers) -> None:
+        self.sinks: list[SubjectSink] = []
+        """The merged sinks."""
+        self._random = random
+        self._places: ShardedDict[Hashable, int] = ShardedDict()
+        """Index in `sinks` by the name of a queue group, or by a sink that may be repeated."""
+
+    def add(self, sinks: SubjectSinks) -> int:
+        """Add some of the sinks of a subject. Returns the cost, as a number of sinks that are
+        examined one by one.
+        """
+        if set(map(type, sinks)) == _SUBSCRIPTIONS_ONLY:
+            self.sinks += sinks
+            return 0
+        cost = len(sinks)
+        for sink in sinks:
+            # Not `isinstance`, which is slow for the subclasses of an abstract class.
+            if type(sink) is NatsSubscription:
+                self.sinks.append(sink)
+                continue
+            key: Hashable = sink.queue if type(sink) is QueueGroup else sink
+            place = self._places.setdefault(key, len(self.sinks))
+            if place == len(self.sinks):
+                self.sinks.append(sink)
+            elif type(sink) is QueueGroup:
+                earlier = self.sinks[place]
+                if type(earlier) is QueueGroup:
+                    cost += 2  # A new object takes longer.
+                    earlier = self.sinks[place] = MergedQueueGroup(self._random, earlier)
+                assert type(earlier) is MergedQueueGroup
+                earlier.add_group(sink)
+        return cost
+
+
+def _search_cost(sinks: SubjectSinks) -> int:
+    """Return the number of sinks, and MERGED_GROUP_COST for each group that is merged."""
+    if len(sinks) > MERGED_AT_ONCE_MAX or MergedQueueGroup not in map(type, sinks):
+        return len(sinks)
+    merged = [sink for sink in sinks if isinstance(sink, MergedQueueGroup)]
+    return len(sinks) + MERGED_GROUP_COST * sum(sink.group_count for sink in merged)
 
 
 def _matches_some_acks(pattern: bytes) -> bool:
@@ -407,21 +463,33 @@ class ChannelListeners:
     def __init__(self, routes: SubjectRoutes) -> None:
         self._routes = routes
 
-    def find_listeners(self, channel: str, max_count: int) -> tuple[list[ListenerInfo], int]:
+    def find_listeners(
+        self, channel: str, max_count: int
+    ) -> Generator[None, None, tuple[list[ListenerInfo], int]]:
         """Return up to `max_count` subscriptions and queue groups, and the number left out."""
         subject = channel.encode()
+        merger, found = self._routes.create_merger(), self._routes.match(subject)
+        for first in range(0, len(found), _LISTENERS_PER_STEP):
+            if first:
+                yield
+            merger.add(found[first : first + _LISTENERS_PER_STEP])
+        del found
         listeners: list[ListenerInfo] = []
         left_out = 0
-        for sink in self._routes.match(subject):
+        for number, sink in enumerate(drain_list(merger.sinks), 1):
+            if number % _LISTENERS_PER_STEP == 0:
+                yield
             queue, members = b"", 1
-            if isinstance(sink, QueueGroup | MergedQueueGroup):
+            if isinstance(sink, NatsSubscription):
+                if not sink.accepts(subject, None):
+                    continue
+                subscription = sink
+            elif isinstance(sink, QueueGroup | MergedQueueGroup):
                 current_members = sink.current_members()
                 members = len(current_members)
                 if not members:
                     continue
                 subscription, queue = current_members[0], current_members[0].queue
-            elif isinstance(sink, NatsSubscription) and sink.accepts(subject, None):
-                subscription = sink
             else:
                 continue  # For example a class that the subject is bound to.
             if len(listeners) >= max_count:

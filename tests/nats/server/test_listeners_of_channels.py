@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from simplebus.core.protocol.inquiry import (
     ChannelInfo,
     ChannelInquiry,
@@ -9,6 +11,7 @@ from simplebus.core.protocol.inquiry import (
     SessionInfo,
     SessionInquiry,
 )
+from simplebus.nats.server import routes
 from tests.nats.bus.two_listeners import NatsBrokerHarness
 
 
@@ -16,6 +19,11 @@ def channel_info(harness: NatsBrokerHarness, channel: str) -> ChannelInfo:
     report = harness.broker.inquiry_handler.build_report(ChannelInquiry(channel))
     assert isinstance(report, ChannelInfo)
     return report
+
+
+@pytest.fixture(autouse=True, params=[2, 1024])
+def listeners_per_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "_LISTENERS_PER_STEP", request.param)
 
 
 def test_lists_subscriptions_and_queue_groups() -> None:

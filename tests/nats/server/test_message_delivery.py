@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,16 +24,18 @@ from simplebus.nats.limits import (
     NatsLimits,
 )
 from simplebus.nats.nats_server import NatsServer
-from simplebus.nats.server import message_delivery
+from simplebus.nats.server import message_delivery, routes
 from simplebus.nats.server.queue_group import RandomNumbers
 from simplebus.nats.server.session import NatsSubscription
 from simplebus.nats.settings import NatsSettings
+from tests.core.channel.channel_oracle import is_match
 from tests.nats.differential import generated_dialogues
 from tests.nats.differential.compare import Script
 from tests.nats.server.nats_peer import Client, NatsServerHarness, buffer
 from tests.nats.test_nats_server import USERS
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+MESSAGE = re.compile(rb"MSG (\S+) (\S+) \d+\r\n(\w+)\r\n")
 
 
 @pytest.fixture(autouse=True)
@@ -612,6 +615,68 @@ def test_requester_is_found_among_many_sinks(
     assert turns > 4 if splits_reads else turns == 1
     assert requester.lines().startswith(b"HMSG in 3 ")
     assert all(other.lines() == b"" for other in others)
+
+
+# Queue groups that are merged in several turns ---------------------------------------------------
+
+GROUP_PATTERNS = st.sampled_from([b"a.0", b"a.*", b"*.0", b"*.*", b"a.>", b"a.1"])
+GROUP_MEMBERS = st.lists(
+    st.tuples(GROUP_PATTERNS, st.sampled_from([b"", b"g", b"h"])), min_size=3, max_size=10
+)
+
+
+@given(
+    GROUP_MEMBERS,
+    st.lists(st.tuples(GROUP_PATTERNS, st.sampled_from([b"g", b"h"]), st.booleans()), max_size=20),
+    st.sampled_from([single(), uniform(), mixed()]),
+    st.sampled_from([1, 2, 100]),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_one_member_receives_a_message_while_subscriptions_change(
+    subscribed: list[tuple[bytes, bytes]],
+    changes: list[tuple[bytes, bytes, bool]],
+    publication: bytes,
+    merged_at_once_max: int,
+    is_single: bool,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routes, "MERGED_AT_ONCE_MAX", merged_at_once_max)
+        patch.setattr(message_delivery, "MERGED_AT_ONCE_MAX", merged_at_once_max)
+        if is_single:
+            patch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", 0)
+        harness = splitting()
+        staying = harness.client(QUIET)
+        for sid, (pattern, queue) in enumerate(subscribed):
+            staying.send(b"SUB %b %b %b%d\r\n" % (pattern, queue, queue or b"plain", sid))
+        changing, publisher = harness.client(QUIET), harness.client(QUIET)
+        for pattern, queue, _ in changes:
+            changing.send(b"SUB %b %b %b\r\n" % (pattern, queue, queue))
+        publisher.start(publication)
+        received = [staying.lines()]
+        waiting_changes = list(changes)
+        while publisher.take_turn():
+            received.append(staying.lines())
+            if waiting_changes:
+                pattern, queue, joins = waiting_changes.pop()
+                changing.send(b"UNSUB %b\r\n" % queue)
+                if joins:
+                    changing.send(b"SUB %b %b %b\r\n" % (pattern, queue, queue))
+        received.append(staying.lines())
+        deliveries = Counter(MESSAGE.findall(b"".join([*received, changing.lines()])))
+    messages = Counter(re.findall(rb"PUB (\S+) \d+\r\n(\w+)\r\n", publication))
+    for (subject, payload), count in messages.items():
+        matching = [
+            (b"%b%d" % (queue or b"plain", sid), queue)
+            for sid, (pattern, queue) in enumerate(subscribed)
+            if is_match(pattern.decode(), subject.decode())
+        ]
+        for sid, queue in matching:
+            if not queue:
+                assert deliveries[subject, sid, payload] == count
+        for queue in {queue for _, queue in matching if queue}:
+            sids = [queue, *[sid for sid, other in matching if other == queue]]
+            assert sum(deliveries[subject, sid, payload] for sid in sids) == count
 
 
 def test_client_is_not_disconnected_while_its_publication_waits() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.core.users.users import User, Users
-from simplebus.nats.limits import MERGED_GROUPS_MAX
+from simplebus.nats.limits import MERGED_GROUP_COST
 from simplebus.nats.server import routes as module
 from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
 from simplebus.nats.server.routes import SubjectRoutes, SubjectSink
 from simplebus.nats.server.session import NatsSession, NatsSubscription
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.subjects import index_key
+from tests.core.channel.channel_oracle import is_match
 from tests.nats.protocol.numbered_subjects import numbered
 from tests.nats.server.nats_peer import Client, NatsServerHarness
 
@@ -234,10 +236,11 @@ def test_members_can_end_within_a_batch(subjects: tuple[bytes, bytes], count: in
     assert len(numbers(member)) == 8
 
 
-def test_merged_group_cache_is_bounded() -> None:
+def test_merged_group_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHED_SINKS_MAX", 64 * MERGED_GROUP_COST)
     routes = SubjectRoutes(np.random.default_rng(0))
     session = NatsServerHarness().client(QUIET).session
-    tokens = 12
+    tokens = 10
     for index in range(tokens):
         subject = b".".join(b"a" if index == word else b"*" for word in range(tokens))
         routes.subscribe(NatsSubscription(session, subject, b"g", b"%d" % index))
@@ -245,19 +248,78 @@ def test_merged_group_cache_is_bounded() -> None:
         b".".join(b"a" if number >> word & 1 else b"b" for word in range(tokens))
         for number in range(1 << tokens)
     ]
-    numbers = numbered(routes.table, names)
-    found = [
-        sinks for numbers_part in np.split(numbers, 4) for sinks in routes.match_each(numbers_part)
-    ]
-    assert [sum(len(sink.current_members()) for sink in sinks) for sinks in found] == [  # type: ignore[attr-defined]
-        number.bit_count() for number in range(1 << tokens)
-    ]
-    del found
-    routes.match_each(numbers[:1])
+    for number, subject_number in enumerate(numbered(routes.table, names).tolist()):
+        [sinks] = routes.match_each(np.array([subject_number], np.int32))
+        assert sum(len(sink.current_members()) for sink in sinks) == number.bit_count()  # type: ignore[attr-defined]
     cached_count = sum(
         isinstance(referrer, MergedQueueGroup) for referrer in gc.get_referrers(MergedQueueGroup)
     )
-    assert 0 < cached_count <= MERGED_GROUPS_MAX
+    assert 0 < cached_count <= 64
+
+
+ROUTE_NAMES = st.sampled_from([b"a", b"b", b"a.a", b"a.b", b"b.a", b"a.b.a"])
+SUBSCRIBED = st.lists(
+    st.tuples(SUBJECTS, st.sampled_from([b"", b"g", b"h", b"i"])), min_size=1, max_size=12
+)
+
+
+def receivers_of(sinks: Iterable[SubjectSink]) -> Counter[tuple[NatsSubscription, ...]]:
+    """Return the possible receivers of a message, one tuple for each copy of it."""
+    return Counter(
+        (sink,) if isinstance(sink, NatsSubscription) else tuple(sorted_members(sink))
+        for sink in sinks
+    )
+
+
+def sorted_members(group: SubjectSink) -> list[NatsSubscription]:
+    assert isinstance(group, QueueGroup | MergedQueueGroup)
+    return sorted(group.current_members(), key=lambda member: member.sid)
+
+
+@given(SUBSCRIBED, ROUTE_NAMES, st.integers(1, 4), st.sampled_from([0, 1, 2, 100]))
+def test_sinks_merged_in_steps_equal_sinks_merged_at_once(
+    subscribed: list[tuple[bytes, bytes]], name: bytes, part_size: int, merged_at_once_max: int
+) -> None:
+    routes = SubjectRoutes(np.random.default_rng(0))
+    session = NatsServerHarness().client(QUIET).session
+    expected: dict[object, list[NatsSubscription]] = {}
+    for index, (subject, queue) in enumerate(subscribed):
+        subscription = NatsSubscription(session, subject, queue, b"%02d" % index)
+        routes.subscribe(subscription)
+        if is_match(index_key(subject), index_key(name)):
+            expected.setdefault(queue or subscription, []).append(subscription)
+    expected_receivers = Counter(map(tuple, expected.values()))
+    assert receivers_of(routes.match(name)) == expected_receivers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MERGED_AT_ONCE_MAX", merged_at_once_max)
+        found, merger = routes.match(name), routes.create_merger()
+    for first in range(0, len(found), part_size):
+        merger.add(found[first : first + part_size])
+    assert receivers_of(merger.sinks) == expected_receivers
+    if len(found) <= merged_at_once_max:
+        assert receivers_of(found) == expected_receivers
+
+
+def test_merger_removes_repeated_sinks() -> None:
+    routes = SubjectRoutes(np.random.default_rng(0))
+    sink = Listed()
+    merger = routes.create_merger()
+    merger.add((sink,))
+    merger.add((sink, sink))
+    assert merger.sinks == [sink]
+
+
+def test_search_counts_groups_before_they_are_merged() -> None:
+    routes = SubjectRoutes(np.random.default_rng(0))
+    session = NatsServerHarness().client(QUIET).session
+    for index, subject in enumerate([b"*.a", b"*.*", b"*.>"]):
+        routes.subscribe(NatsSubscription(session, subject, b"g", b"%d" % index))
+    numbers = numbered(routes.table, [b"%d.a" % number for number in range(20)])
+    [sinks] = routes.match_each(numbers[:1])
+    assert len(sinks) == 1
+    assert routes.search(numbers[1:]) == 0  # All subjects have the same result.
+    routes.subscribe(NatsSubscription(session, b"1.a", b"g", b"9"))
+    assert routes.search(numbers[1:2]) > 4 * MERGED_GROUP_COST
 
 
 def test_each_message_goes_to_one_current_member() -> None:
