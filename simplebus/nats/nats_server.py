@@ -241,7 +241,9 @@ class NatsServer:
                 self._handle_event(session, event)
             if session.is_disconnecting:
                 break
-            if self.delivery.is_turn_over and session.can_split_reads:
+            if session.pending_publication is not None or (
+                self.delivery.is_turn_over and session.can_split_reads
+            ):
                 session.unprocessed.put_back([session.parser.unread(buffer, count)])
                 break
         if (publication := session.pending_publication) is not None:

@@ -679,6 +679,24 @@ def test_one_member_receives_a_message_while_subscriptions_change(
             assert sum(deliveries[subject, sid, payload] for sid in sids) == count
 
 
+def test_next_message_waits_for_a_publication_that_ends_its_turn_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", OUTPUT_PER_READ_BYTES)
+    monkeypatch.setattr(message_delivery, "MERGED_AT_ONCE_MAX", 1)
+    monkeypatch.setattr(message_delivery, "SINGLE_DELIVERY_COST_BYTES", OUTPUT_PER_READ_BYTES // 2)
+    harness = splitting()
+    subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3)]
+    publisher = harness.client(QUIET)
+    publisher.start(b"".join(b"PUB a.%d 1\r\n%d\r\n" % (n, n) for n in range(5)))
+    while publisher.take_turn():
+        pass
+    for subscriber in subscribers:
+        assert [number for _, _, number in MESSAGE.findall(subscriber.lines())] == [
+            b"%d" % n for n in range(5)
+        ]
+
+
 def test_client_is_not_disconnected_while_its_publication_waits() -> None:
     harness = splitting()
     for _ in range(3):
