@@ -49,7 +49,7 @@ _NO_FLAGS: ChannelFlags = np.zeros(0, np.uint8)
 # Delayed messages delivered in one wakeup.
 _MESSAGES_PER_WAKEUP = 4096
 # An entry costs as much as this number of further messages of an entry.
-_ENTRY_COST_MESSAGES = 24
+_ENTRY_COST_MESSAGES = 32
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
 
