@@ -94,8 +94,9 @@ _TOO_MANY_SUBSCRIPTIONS = error_line("maximum subscriptions exceeded")
 
 
 _SESSIONS_PER_STEP = 250
-_SINKS_PER_STEP = 4096
 """Sessions that one step of the statistics counts."""
+_SINKS_PER_STEP = 4096
+"""Sinks of a reply subject among which one step looks for the requester."""
 
 
 class NatsServer:
