@@ -115,7 +115,7 @@ def bridge(
 
     from simplebus.bridge.runner import create_copiers
     from simplebus.logs.configure import configure_logging
-    from simplebus.server.process import keep_freed_memory_mapped
+    from simplebus.server.heap import keep_freed_memory_mapped
 
     arguments = classes or []
     is_file = len(arguments) == 1 and arguments[0].endswith(".toml")
@@ -149,7 +149,7 @@ def bridge(
     except ValueError as error:
         fail(str(error), status=CONFIG_STATUS if is_file else USAGE_STATUS)
     configure_logging(log_level, log_format)
-    keep_freed_memory_mapped()
+    keep_freed_memory_mapped(trims_heap=True)
     trio.run(_run, copiers, http)
 
 

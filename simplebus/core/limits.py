@@ -45,7 +45,9 @@ CONFIRM_WAIT_SECONDS = 0.005
 RECEIVE_BYTES = 2 * 1024 * 1024
 
 # A partial frame up to this length is copied in front of the next read; a longer one is assembled.
+# Then reads are shorter: a turn would copy several long frames into new memory.
 HEADROOM_BYTES = 64 * 1024
+LONG_FRAME_READ_BYTES = 1024 * 1024
 
 # Unused bytes at the end of a receive buffer, so that whole machine words can be read.
 RECEIVE_PADDING_BYTES = 16
@@ -69,7 +71,7 @@ SLOW_REQUEST_BYTES = 3072
 # The increase for a Nack or Working, which takes about 40 microseconds.
 SLOW_ACK_BYTES = 320
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
-MIXED_ENVELOPES_PER_TURN = 896
+MIXED_ENVELOPES_PER_TURN = 640
 # Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.
 HEADERS_BYTES_PER_TURN = 32 * 1024
 # Frames of different lengths, types or classes, and frames that begin with an Ack, in one turn.
@@ -130,6 +132,8 @@ CHANGED_SESSIONS_PER_TURN = 128
 STOPPED_CONNECTIONS_PER_TURN = 64
 LONG_CONNECT_BYTES = 2 * CREATED_CLASSES_PER_TURN
 EXPENSIVE_EVENTS_READ_BYTES = 1024
+# If the frames of a longer read need many turns, the first turn does not process any of them.
+CUT_READ_BYTES_MAX = 256 * 1024
 
 # Bytes that a peer whose messages wait for a full class may still send per interval, so that the
 # acks behind its messages are read: about 6 MiB/s.
@@ -485,7 +489,7 @@ CLOSE_SECONDS_FAILED = 1.0
 
 assert FRAME_BYTES_MIN == 13
 assert RING_SLOTS_MIN.bit_count() == 1
-assert TRICKLE_BYTES <= RECEIVE_BYTES
+assert TRICKLE_BYTES <= CUT_READ_BYTES_MAX <= RECEIVE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,10 @@ class Listener(Protocol[SessionT]):
         """Schedules the `unprocessed` requests of all connections."""
 
     @property
+    def had_large_read(self) -> trio.Event:
+        """Set after a large read from any client."""
+
+    @property
     def auth_worker(self) -> AuthWorker | None:
         """Checks credentials before the session gets them; None if no client needs any."""
 
@@ -285,6 +289,7 @@ class Connection(Generic[SessionT]):
                         began_at = time.thread_time()
                         listener.receive(session, count)
                         read_limit.record(count, time.thread_time() - began_at)
+                        listener.had_large_read.set()
                     if not session.is_request_pending:
                         await self._wait_for_receivers()
         except RemoteProtocolError as error:

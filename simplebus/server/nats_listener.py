@@ -29,7 +29,7 @@ from simplebus.nats.server.message_delivery import WaitingDelivery
 from simplebus.nats.server.session import NatsSession, PublisherStall
 from simplebus.nats.server.slow_consumers import StallablePublisher
 from simplebus.nats.settings import NatsSettings
-from simplebus.server import process
+from simplebus.server import heap
 from simplebus.server.connection import Connection
 from simplebus.server.listeners import host_from_address
 from simplebus.server.preauth.auth_worker import AuthWorker
@@ -80,6 +80,7 @@ class NatsListener:
         self.buffer = server.buffer
         self.preauth_queue = server.preauth_queue
         self.slow_request_turns = server.slow_request_turns
+        self.had_large_read = server.had_large_read
         self.evictable_connections = EvictableConnections()
         self.closing_connections = server.closing_connections
         self.connections: dict[int, Connection[NatsSession]] = {}
@@ -378,7 +379,8 @@ class NatsListener:
             while self.nats_server.has_discarded_output:
                 await self.slow_request_turns.wait_turn()
                 self.nats_server.free_discarded_output()
-                process.release_free_memory()
+                if not self.nats_server.has_discarded_output:
+                    await heap.return_free_memory(self.slow_request_turns)
         finally:
             self._is_freeing_output = False
 

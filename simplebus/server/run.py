@@ -31,7 +31,7 @@ from simplebus.jetstream.cluster.limits_check import check_cluster
 from simplebus.jetstream.settings import JetStreamOptions, check_settings
 from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.settings import NatsSettings
-from simplebus.server import garbage_collection, listeners, process
+from simplebus.server import garbage_collection, heap, listeners, process
 from simplebus.server.journal.pump import JournalPump, load
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.observability.loop_watchdog import LoopWatchdog
@@ -248,7 +248,7 @@ async def _run_server(
         client_hosts=_public_hosts(sockets + nats_sockets),
         http_hosts=_public_hosts(http_sockets),
     )
-    process.keep_freed_memory_mapped()
+    heap.keep_freed_memory_mapped(trims_heap=False)
     process.raise_descriptor_limit()
     if options.owns_process:
         connections_max = server.broker.settings.limits.connections
@@ -346,6 +346,7 @@ async def _accept_until_stopped(
     async with trio.open_nursery() as listener_nursery:
         if options.owns_process:
             await listener_nursery.start(garbage_collection.run)
+        listener_nursery.start_soon(heap.maintain, server.had_large_read, server.slow_request_turns)
         for sock in sockets:
             accept = partial(listeners.accept, free_descriptor=server.free_descriptor)
             listener_nursery.start_soon(accept, sock, server.serve, server.preauth_queue)

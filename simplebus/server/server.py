@@ -176,6 +176,8 @@ class Server:
         self.auth_worker: AuthWorker | None = None
         self.preauth_queue = PreAuthQueue()
         self.slow_request_turns = SlowRequestTurns()
+        self.had_large_read = trio.Event()
+        """Set after a large read from any client."""
         self.send_turns = SendTurns(self.start_soon, self.flush_ready)
         self.evictable_connections = EvictableConnections()
         self.other_evictable_connections: list[EvictableConnections] = []

@@ -24,10 +24,13 @@ from typing import TYPE_CHECKING, Protocol
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     CLASSES_PER_TURN,
+    CUT_READ_BYTES_MAX,
     EXPENSIVE_EVENTS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
     HANDSHAKE_FRAME_BYTES_MAX,
+    HEADROOM_BYTES,
     HEARTBEATS_MISSED_MAX,
+    LONG_FRAME_READ_BYTES,
     PARKED_BATCH_BYTES,
     RECEIVE_BYTES,
     RECENT_PUBLISH_TICKS,
@@ -437,11 +440,11 @@ class Session:
     @property
     def next_read_bytes(self) -> int:
         """Size of the next read in bytes."""
-        return (
-            min(self._next_read_bytes, TRICKLE_BYTES)
-            if self.is_reading_paused
-            else self._next_read_bytes
-        )
+        if self.is_reading_paused:
+            return min(self._next_read_bytes, TRICKLE_BYTES)
+        if len(self.receiver.tail) > HEADROOM_BYTES:
+            return min(self._next_read_bytes, LONG_FRAME_READ_BYTES)
+        return self._next_read_bytes
 
     def adapt_read_size(self, received_bytes: int, slow_event_count: float = 0.0) -> None:
         """Adapt the read size after a read. Bulk traffic is read in larger pieces."""
@@ -450,6 +453,8 @@ class Session:
             # A little less than was processed, so that the next read need not be cut as well.
             received_bytes -= self._unread_bytes
             self._next_read_bytes = max(received_bytes * 15 // 16, EXPENSIVE_EVENTS_READ_BYTES)
+            if received_bytes <= 0:  # The read was too long to be cut.
+                self._next_read_bytes = CUT_READ_BYTES_MAX
             self._unread_bytes = 0
         if slow_event_count > EXPENSIVE_EVENTS_MAX:
             self._next_read_bytes = max(
@@ -537,7 +542,10 @@ class Session:
             whole_batch, end = batch, None
             if budget is not None:
                 batch = budget.limit(batch)
-                end = batch.count if batch.count < whole_batch.count else None
+                if batch.count < whole_batch.count:
+                    is_short = received_bytes <= max(CUT_READ_BYTES_MAX, 4 * batch.data.size)
+                    # The search for the frames of a long read takes much of a turn.
+                    end = batch.count if is_short else 0
             self._is_mixed_budget_spent = budget is not None and budget.is_mostly_spent
             if end is not None:
                 unread = self.receiver.unread(buffer, whole_batch, end)
