@@ -9,7 +9,9 @@ publish over NATS. Messages without NATS subscribers are not read.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +51,7 @@ _NO_FLAGS: ChannelFlags = np.zeros(0, np.uint8)
 # Delayed messages delivered in one wakeup.
 _MESSAGES_PER_WAKEUP = 4096
 # An entry costs as much as this number of further messages of an entry.
-_ENTRY_COST_MESSAGES = 32
+_ENTRY_COST_MESSAGES = 24
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
 
@@ -233,20 +235,32 @@ class BusToNats:
     def handle_wakeup(self) -> bool:
         """Deliver the messages that are due."""
         remaining = _MESSAGES_PER_WAKEUP
+        due: list[tuple[MessageClass, frames.Integers]] = []
         while remaining > 0 and self.next_wakeup <= self._clock.now:
             entry = self._delayed.pop()
-            cls, first = entry.cls, max(entry.first, entry.cls.ring.floor)
+            first = max(entry.first, entry.cls.ring.floor)
             end = min(entry.last, first + remaining)
             if end < entry.last:
                 self._delayed.put_back(entry, end)
-            if first < end:
-                rows = cls.ring.read_rows(first, end)
-                self._send_flagged(
-                    cls, first, self._select_subscribed(cls, rows) & self._select_deliverable(rows)
-                )
+            due.append((entry.cls, np.arange(first, end)))
             remaining -= max(_ENTRY_COST_MESSAGES, end - first)
+        for cls, parts in itertools.groupby(due, key=itemgetter(0)):
+            self._send_due(cls, np.concatenate([sequences for _, sequences in parts]))
         self.scanned_count = (_MESSAGES_PER_WAKEUP - remaining) * SCAN_COST_OF_COPY
         return False
+
+    def _send_due(self, cls: MessageClass, sequences: frames.Integers) -> None:
+        """Deliver those of these messages that are stored, have subscribers and are not expired."""
+        stored = sequences[sequences >= cls.ring.floor]
+        if not stored.size:
+            return
+        rows = cls.ring.read_rows_at(stored)
+        flags = self._select_subscribed(cls, rows) & self._select_deliverable(rows)
+        if flags.any():
+            selected = stored[flags]
+            breaks = np.flatnonzero(np.diff(selected) != 1) + 1
+            firsts, lasts = selected[np.r_[0, breaks]], selected[np.r_[breaks - 1, -1]] + 1
+            self._send_ranges(cls, list(zip(firsts.tolist(), lasts.tolist(), strict=True)))
 
 
 def _convert_frames(
