@@ -58,6 +58,9 @@ SHARED_BODY_BYTES_MIN = 16 * 1024
 # delivered in several turns.
 EVENTS_PER_READ = 2048
 OUTPUT_PER_READ_BYTES = 5 * 1024 * 1024
+# A publication in several turns begins in the next turn if its messages, which are copied for it,
+# are longer than this.
+COPIED_IN_TURN_BYTES_MAX = 256 * 1024
 # A batch that costs more for one client, or for queue groups, is delivered message by message.
 BATCH_COST_PER_CLIENT_MAX = OUTPUT_PER_READ_BYTES
 # Cost of an event outside batches, as the number of output bytes that take equally long.

@@ -31,6 +31,7 @@ from simplebus.nats.limits import (
     BLOCKED_READ_INTERVAL_SECONDS,
     CHECKED_CLIENTS_PER_TURN,
     CONNECT_COST_BYTES,
+    COPIED_IN_TURN_BYTES_MAX,
     DISCONNECT_COST_CHECKS,
     EVENT_COST_BYTES,
     FIRST_PING_SECONDS,
@@ -786,14 +787,20 @@ class NatsServer:
     def _start_publication(
         self, session: NatsSession, steps: Iterator[None], kept_bytes: int
     ) -> None:
-        """Deliver a publication in turns, beginning with this one.
+        """Deliver a publication in turns, beginning with this one, or with the next one if copying
+        the messages has taken much of this one.
 
         Args:
             session: The publisher.
             steps: Delivers copied messages, with a step at the end of each turn but the last.
             kept_bytes: Size of the messages.
         """
-        self._deliver_in_turn(session, PendingPublication(steps, kept_bytes))
+        assert session.pending_publication is None
+        publication = PendingPublication(steps, kept_bytes)
+        if kept_bytes > COPIED_IN_TURN_BYTES_MAX:
+            session.pending_publication = publication
+        else:
+            self._deliver_in_turn(session, publication)
 
     @staticmethod
     def _deliver_in_turn(session: NatsSession, publication: PendingPublication) -> None:
