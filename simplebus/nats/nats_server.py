@@ -837,9 +837,9 @@ class NatsServer:
         if self.delivery.deliver_from_bus(messages):
             self._on_pending()
 
-    def deliver_reply(self, message: Pub) -> None:
-        """Deliver a reply of the bus."""
-        if self.delivery.deliver_reply(message):
+    def deliver_reply(self, message: Pub, *, receiver: NatsSession | None) -> None:
+        """Deliver a reply of the bus to the subscriptions of `receiver`; None for all clients."""
+        if self.delivery.deliver_reply(message, receiver):
             self._on_pending()
 
     def allow_waiting_deliveries(self) -> None:

@@ -64,7 +64,7 @@ from simplebus.nats.protocol.events import (
 )
 from simplebus.nats.server.class_permissions import SubjectClasses, class_request
 from simplebus.nats.server.routes import ChannelListeners, SubjectRoutes
-from simplebus.nats.server.session import NatsSession, NatsSubscription
+from simplebus.nats.server.session import NatsSession
 from simplebus.nats.subjects import quote
 
 
@@ -76,8 +76,10 @@ class NatsClients(Protocol):
         valid.
         """
 
-    def deliver_reply(self, message: Pub) -> None:
-        """Deliver a reply of the bus to the subscriptions of its subject."""
+    def deliver_reply(self, message: Pub, *, receiver: NatsSession | None) -> None:
+        """Deliver a reply of the bus to the subscriptions of its subject: those of `receiver`, or
+        all if it is None.
+        """
 
     def add_read_cost(self, output_bytes: int) -> None:
         """Add the cost of work, as bytes of output; expensive clients are read less."""
@@ -438,16 +440,9 @@ class BusAdapter:
         client receives it.
         """
         message = Pub(reply, b"", b"%d" % len(payload), b"", 0, memoryview(payload))
-        if session.subject_grants is None or session.subject_grants.publish_cache.get(reply):
-            self._clients.deliver_reply(message)
-            return
-        for sink in self._routes.match(reply):
-            if (
-                isinstance(sink, NatsSubscription)
-                and sink.session is session
-                and not sink.has_ended
-            ):
-                sink.deliver(message, None)
+        grants = session.subject_grants
+        is_allowed = grants is None or grants.publish_cache.get(reply)
+        self._clients.deliver_reply(message, receiver=None if is_allowed else session)
 
     @staticmethod
     def _is_ack_valid(

@@ -49,7 +49,7 @@ from simplebus.nats.protocol.events import (
 from simplebus.nats.server.class_permissions import SubjectClasses
 from simplebus.nats.server.queue_group import QUEUE_GROUPS
 from simplebus.nats.server.routes import SinkRows, SubjectRoutes, SubjectSink, SubjectSinks
-from simplebus.nats.server.session import EncodedBatches, NatsSession
+from simplebus.nats.server.session import EncodedBatches, NatsSession, NatsSubscription
 
 
 class MessageDelivery:
@@ -347,16 +347,42 @@ class MessageDelivery:
         self.deliver_batch(messages, targets, None)
         return bool(self._errors)
 
-    def deliver_reply(self, message: Pub) -> bool:
-        """Deliver a reply of the bus, before messages that wait unless it has many receivers.
+    def deliver_reply(self, message: Pub, receiver: NatsSession | None) -> bool:
+        """Deliver a reply of the bus, before messages that wait unless it has many sinks.
 
-        Returns True if deliveries wait, or if there are errors.
+        Args:
+            message: The reply.
+            receiver: The only client that may receive the reply; None for all clients.
+
+        Returns:
+            True if deliveries wait, or if there are errors.
         """
         sinks = self._routes.match(message.subject)
+        if receiver is not None:
+            steps = self._deliver_to_client_in_steps(message, sinks, receiver)
+            if self._can_wait and len(sinks) > SEARCHED_SINKS_PER_TURN_MAX:
+                self._append_waiting(steps, len(message.body) + len(sinks) * WAITING_SINK_BYTES)
+                return True
+            run_to_end(steps)
+            return False
         if self._can_wait and estimate_message_cost(message, sinks) > OUTPUT_PER_READ_BYTES:
             self._append_message(message, sinks)
             return True
         return self._deliver_message_from_bus(message, sinks)
+
+    def _deliver_to_client_in_steps(
+        self, message: Pub, sinks: SubjectSinks, receiver: NatsSession
+    ) -> Generator[None, None, None]:
+        """Deliver a message to the subscriptions of one client, in turns."""
+        for first in range(0, len(sinks), SEARCHED_SINKS_PER_TURN_MAX):
+            if self.is_turn_over:
+                yield
+            part = sinks[first : first + SEARCHED_SINKS_PER_TURN_MAX]
+            self.cost_bytes += len(part) * FOUND_SINK_COST_BYTES
+            for sink in part:
+                if isinstance(sink, NatsSubscription) and sink.session is receiver:
+                    self.cost_bytes += SINGLE_DELIVERY_COST_BYTES
+                    sink.deliver(message, None)
 
     def _deliver_message_from_bus(self, message: Pub, sinks: SubjectSinks) -> bool:
         """Deliver a message of the bus at once. Returns True if there are errors."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, count
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
 
+from simplebus.core.channel.paged_set import PagedSet
 from simplebus.core.channel.sharded_dict import ShardedDict
 from simplebus.nats.limits import DELIVERY_COST_BYTES
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, row_indexes
@@ -29,6 +30,10 @@ _FEW_ROWS = 24
 # Groups with at least this many members keep the index of each member.
 _INDEXED_MEMBERS = 16
 _GET_VERSION = attrgetter("version")
+# Attempts to choose an accepting member of a large group at random, before all members of clients
+# that may accept the message are examined.
+_LARGE_GROUP_MEMBERS = 1024
+_LARGE_GROUP_ATTEMPTS = 32
 
 
 class RandomNumbers:
@@ -122,12 +127,19 @@ class _GroupSink(ABC):
     def current_members(self) -> _MemberSequence:
         """Return the current members."""
 
+    @abstractmethod
+    def members_that_may_accept(self, origin: NatsSession | None) -> Iterable[NatsSubscription]:
+        """Return the members of clients that accept messages of this publisher. A client may have
+        thousands of members.
+        """
+
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         members = self.current_members()
         if not members:
             return False
-        if members[self._random.draw(len(members))].deliver(message, origin):
-            return True
+        for _ in range(_count_attempts(members)):
+            if members[self._random.draw(len(members))].deliver(message, origin):
+                return True
         accepting = self._find_accepting(message.subject, origin)
         return bool(accepting) and accepting[self._random.draw(len(accepting))].deliver(
             message, origin
@@ -141,9 +153,12 @@ class _GroupSink(ABC):
             for member in members:
                 member.deliver_batch(messages, rows, origin)
             return
-        rejected = self._distribute(members, messages, row_indexes(messages, rows), origin)
-        if not rejected.size:
-            return
+        rejected = row_indexes(messages, rows)
+        for _ in range(_count_attempts(members)):
+            rejected = self._distribute(members, messages, rejected, origin)
+            members = self.current_members()  # Some may have ended with their last message.
+            if not (rejected.size and members):
+                return
         for subject, undelivered_rows in _group_by_subject(messages, rejected):
             size = undelivered_rows.size + 1
             while 0 < undelivered_rows.size < size and (
@@ -158,7 +173,7 @@ class _GroupSink(ABC):
         """Return the members that accept messages of this publisher on this subject."""
         key = (origin, subject, self.current_version())
         if self._accepting_key != key:
-            members = self.current_members()
+            members = self.members_that_may_accept(origin)
             self._accepting = [member for member in members if member.accepts(subject, origin)]
             self._accepting_key = key
         return self._accepting
@@ -207,7 +222,14 @@ class _GroupSink(ABC):
 class QueueGroup(_GroupSink):
     """Subscriptions with the same subject and queue name."""
 
-    __slots__ = ("_member_indexes", "members", "queue", "subject", "version")
+    __slots__ = (
+        "_member_indexes",
+        "_members_by_session",
+        "members",
+        "queue",
+        "subject",
+        "version",
+    )
 
     def __init__(self, random: RandomNumbers, subject: bytes, queue: bytes) -> None:
         super().__init__(random)
@@ -215,6 +237,8 @@ class QueueGroup(_GroupSink):
         self.queue = queue
         self.members: list[NatsSubscription] = []
         self._member_indexes: ShardedDict[NatsSubscription, int] | None = None
+        self._members_by_session: dict[NatsSession, PagedSet[NatsSubscription]] = {}
+        """Members of each client, if the index of each member is kept."""
         self.version = 0
 
     def current_version(self) -> int:
@@ -223,23 +247,42 @@ class QueueGroup(_GroupSink):
     def current_members(self) -> list[NatsSubscription]:
         return self.members
 
+    def members_that_may_accept(self, origin: NatsSession | None) -> Iterable[NatsSubscription]:
+        if self._member_indexes is None:
+            return self.members
+        sessions = [each for each in self._members_by_session if each.accepts_from(origin)]
+        return chain.from_iterable(map(self._members_by_session.__getitem__, sessions))
+
     def add(self, member: NatsSubscription) -> None:
         """Add a member."""
-        if self._member_indexes is not None:
-            self._member_indexes[member] = len(self.members)
         self.members.append(member)
-        if self._member_indexes is None and len(self.members) >= _INDEXED_MEMBERS:
+        if self._member_indexes is not None:
+            self._index_member(member, len(self.members) - 1)
+        elif len(self.members) >= _INDEXED_MEMBERS:
             self._member_indexes = ShardedDict()
-            self._member_indexes.update(zip(self.members, count(), strict=False))
+            for index, each in enumerate(self.members):
+                self._index_member(each, index)
         self.version += 1
+
+    def _index_member(self, member: NatsSubscription, index: int) -> None:
+        assert self._member_indexes is not None
+        self._member_indexes[member] = index
+        session_members = self._members_by_session.get(member.session)
+        if session_members is None:
+            self._members_by_session[member.session] = PagedSet((member,))
+        else:
+            session_members.add(member)
 
     def remove(self, member: NatsSubscription) -> None:
         """Remove a member. The last member takes its index."""
-        index = (
-            self.members.index(member)
-            if self._member_indexes is None
-            else self._member_indexes.pop(member)
-        )
+        if self._member_indexes is None:
+            index = self.members.index(member)
+        else:
+            index = self._member_indexes.pop(member)
+            session_members = self._members_by_session[member.session]
+            session_members.remove(member)
+            if not session_members:
+                del self._members_by_session[member.session]
         last = self.members.pop()
         if last is not member:
             self.members[index] = last
@@ -273,12 +316,20 @@ class MergedQueueGroup(_GroupSink):
     def current_version(self) -> int:
         return sum(map(_GET_VERSION, self._groups))
 
+    def members_that_may_accept(self, origin: NatsSession | None) -> Iterable[NatsSubscription]:
+        return chain.from_iterable(group.members_that_may_accept(origin) for group in self._groups)
+
     def current_members(self) -> _MemberSequence:
         version = self.current_version()
         if version != self._members_version:
             self._members = _ConcatenatedMembers(self._member_lists)
             self._members_version = version
         return self._members
+
+
+def _count_attempts(members: _MemberSequence) -> int:
+    """Return how many random members a message is offered to."""
+    return _LARGE_GROUP_ATTEMPTS if len(members) >= _LARGE_GROUP_MEMBERS else 1
 
 
 def _group_by_subject(

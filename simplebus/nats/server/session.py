@@ -321,6 +321,10 @@ class NatsSession:
         """Restart the time limit for PONGs: the server is not reading from the client."""
         self.unanswered_ping_count = 0
 
+    def accepts_from(self, origin: NatsSession | None) -> bool:
+        """Return True if messages of this publisher are delivered to the client."""
+        return not self.is_disconnecting and (origin is not self or self.options.echo)
+
     @property
     def accepts_headers(self) -> bool:
         """True if the client accepts HMSG."""
@@ -456,10 +460,7 @@ class NatsSubscription:
 
     def accepts_from(self, origin: NatsSession | None) -> bool:
         """Return True if messages of this publisher are delivered."""
-        session = self.session
-        if self.has_ended or session.is_disconnecting:
-            return False
-        return origin is not session or session.options.echo
+        return not self.has_ended and self.session.accepts_from(origin)
 
     def accepts(self, subject: bytes, origin: NatsSession | None) -> bool:
         """Return True if messages of this publisher on this subject are delivered."""

@@ -24,7 +24,8 @@ from simplebus.nats.limits import (
     NatsLimits,
 )
 from simplebus.nats.nats_server import NatsServer
-from simplebus.nats.server import message_delivery, routes
+from simplebus.nats.protocol.events import Pub
+from simplebus.nats.server import message_delivery, queue_group, routes
 from simplebus.nats.server.queue_group import RandomNumbers
 from simplebus.nats.server.session import NatsSubscription
 from simplebus.nats.settings import NatsSettings
@@ -748,3 +749,58 @@ def test_memory_of_a_pending_publication_is_counted(publication: bytes) -> None:
     assert 0 < publisher.session.kept_bytes <= len(publication)
     publisher.finish()
     assert publisher.session.kept_bytes == 0
+
+
+def test_reply_for_one_client_reaches_its_subscriptions_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(message_delivery, "SEARCHED_SINKS_PER_TURN_MAX", 2)
+    harness = splitting()
+    subscriptions = b"".join(b"SUB r %d\r\n" % sid for sid in range(5))
+    receiver, other = harness.client(QUIET + subscriptions), harness.client(QUIET + subscriptions)
+    server = harness.nats_server
+    server.allow_waiting_deliveries()
+    reply = Pub(b"r", b"", b"1", b"", 0, memoryview(b"x"))
+    server.begin_turn()
+    server.deliver_reply(reply, receiver=receiver.session)
+    turn_count = 1
+    while server.has_waiting_deliveries:
+        server.begin_turn()
+        server.deliver_waiting()
+        turn_count += 1
+    assert turn_count == 5
+    receiver.drain()
+    other.drain()
+    sids = [sid for _, sid, _ in MESSAGE.findall(receiver.lines())]
+    assert sorted(sids) == [b"%d" % sid for sid in range(5)]
+    assert not other.lines()
+
+
+@pytest.mark.parametrize("large_group_members", [1024, 16])
+@pytest.mark.parametrize("publication", [single(), uniform(), mixed()])
+@pytest.mark.parametrize("own_subject", [b"a.*", b"a.>"])
+def test_members_of_a_client_that_rejects_its_own_messages_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+    large_group_members: int,
+    publication: bytes,
+    own_subject: bytes,
+) -> None:
+    monkeypatch.setattr(queue_group, "_LARGE_GROUP_MEMBERS", large_group_members)
+    harness = splitting()
+    publisher = harness.client(b'CONNECT {"verbose":false,"echo":false}\r\n')
+    publisher.start(b"".join(b"SUB %b g %d\r\n" % (own_subject, sid) for sid in range(40)))
+    receiver = harness.client(QUIET + b"SUB a.* g 1\r\n")
+    count = publication.count(b"PUB")
+    for left_count in (40, 20, 0):
+        receiver.lines()
+        publisher.start(publication)
+        while publisher.take_turn():
+            pass
+        assert len(MESSAGE.findall(receiver.lines())) == count
+        assert not MESSAGE.findall(publisher.lines())
+        publisher.start(b"".join(b"UNSUB %d\r\n" % sid for sid in range(left_count)))
+    receiver.start(b"UNSUB 1\r\n")
+    publisher.start(publication)
+    while publisher.take_turn():
+        pass
+    assert not MESSAGE.findall(receiver.lines())
