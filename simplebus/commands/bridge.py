@@ -115,7 +115,7 @@ def bridge(
 
     from simplebus.bridge.runner import create_copiers
     from simplebus.logs.configure import configure_logging
-    from simplebus.server.heap import keep_freed_memory_mapped
+    from simplebus.server.runtime.heap import keep_freed_memory_mapped
 
     arguments = classes or []
     is_file = len(arguments) == 1 and arguments[0].endswith(".toml")

@@ -17,8 +17,7 @@ process is handled here. Modules in reading order:
 - `journal`: threads that write and read the journal
 - `http`: monitoring and administration over HTTP
 - `observability`: logs, message rates, latencies and the event loop watchdog
-- `garbage_collection`: collections of Python without long pauses
-- `heap`: memory of the C library without long pauses
+- `runtime`: garbage collection and free memory, without long pauses
 - `process`, `systemd`: resources of the process, and the service manager
 
 May import: client, console, core, jetstream, logs, monitor, nats, net, storage.

@@ -29,12 +29,12 @@ from simplebus.nats.server.message_delivery import WaitingDelivery
 from simplebus.nats.server.session import NatsSession, PublisherStall
 from simplebus.nats.server.slow_consumers import StallablePublisher
 from simplebus.nats.settings import NatsSettings
-from simplebus.server import heap
 from simplebus.server.connection import Connection
 from simplebus.server.listeners import host_from_address
 from simplebus.server.preauth.auth_worker import AuthWorker
 from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.preauth.greeting import Greeting
+from simplebus.server.runtime import heap
 from simplebus.server.server import PublisherDelay, Server
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.nats_upgrade import NatsTlsConnection

@@ -31,7 +31,7 @@ from simplebus.jetstream.cluster.limits_check import check_cluster
 from simplebus.jetstream.settings import JetStreamOptions, check_settings
 from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.settings import NatsSettings
-from simplebus.server import garbage_collection, heap, listeners, process
+from simplebus.server import listeners, process
 from simplebus.server.journal.pump import JournalPump, load
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.observability.loop_watchdog import LoopWatchdog
@@ -39,6 +39,7 @@ from simplebus.server.observability.message_rates import MessageRates, print_rat
 from simplebus.server.observability.message_spans import MessageSpans, SpanRecorder
 from simplebus.server.preauth.address_limits import AddressLimits, is_loopback
 from simplebus.server.reload import CannotReloadError, apply_settings, read_in_thread
+from simplebus.server.runtime import garbage_collection, heap
 from simplebus.server.server import LifecycleCommands, Server, new_bus_id
 from simplebus.server.shutdown import drain
 from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal, open_signal_receiver

@@ -28,7 +28,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "simplebus.nats": ("protocol", "client", "server", "bus"),
     "simplebus.client": ("core", "event_loop", "tracing", "aio", "blocking"),
     "simplebus.jetstream": ("publish", "cluster", "consume"),
-    "simplebus.server": ("preauth", "tls", "journal", "observability", "http"),
+    "simplebus.server": ("runtime", "preauth", "tls", "journal", "observability", "http"),
     "simplebus.bridge": ("source", "target"),
     "simplebus.gateway": ("modules",),
     "simplebus.spark": ("java", "json_payloads", "read", "jobs", "commands"),

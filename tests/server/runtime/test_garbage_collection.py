@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from simplebus.server import garbage_collection
+from simplebus.server.runtime import garbage_collection
 
 
 class Node:

@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from simplebus.server import heap
 from simplebus.server.process import resident_bytes
+from simplebus.server.runtime import heap
 from simplebus.server.turns import SlowRequestTurns
 
 MIB = 1024 * 1024
