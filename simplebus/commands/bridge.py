@@ -149,7 +149,7 @@ def bridge(
     except ValueError as error:
         fail(str(error), status=CONFIG_STATUS if is_file else USAGE_STATUS)
     configure_logging(log_level, log_format)
-    keep_freed_memory_mapped(trims_heap=True)
+    keep_freed_memory_mapped()
     trio.run(_run, copiers, http)
 
 

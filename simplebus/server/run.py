@@ -249,7 +249,7 @@ async def _run_server(
         client_hosts=_public_hosts(sockets + nats_sockets),
         http_hosts=_public_hosts(http_sockets),
     )
-    heap.keep_freed_memory_mapped(trims_heap=False)
+    heap.keep_freed_memory_mapped()
     process.raise_descriptor_limit()
     if options.owns_process:
         connections_max = server.broker.settings.limits.connections
@@ -347,7 +347,9 @@ async def _accept_until_stopped(
     async with trio.open_nursery() as listener_nursery:
         if options.owns_process:
             await listener_nursery.start(garbage_collection.run)
-        listener_nursery.start_soon(heap.maintain, server.had_large_read, server.slow_request_turns)
+            listener_nursery.start_soon(
+                heap.maintain, server.had_large_read, server.slow_request_turns
+            )
         for sock in sockets:
             accept = partial(listeners.accept, free_descriptor=server.free_descriptor)
             listener_nursery.start_soon(accept, sock, server.serve, server.preauth_queue)

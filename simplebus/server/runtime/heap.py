@@ -40,19 +40,15 @@ _FREED_CHUNKS_PER_STEP = 1024
 _PAGE_BYTES = resource.getpagesize()
 
 
-def keep_freed_memory_mapped(*, trims_heap: bool) -> None:
+def keep_freed_memory_mapped() -> None:
     """Make malloc keep freed memory instead of returning it to the system and faulting it in again.
 
     Measured with two classes interleaved: 110,000 page faults per second without this, none with
     it. Rings have separate mappings and are still returned.
-
-    Args:
-        trims_heap: Return free memory at the end of the heap if it exceeds 32 MiB. One call of
-            `free` then returns all of it: 6 ms for 80 MB.
     """
     if (libc := _load_glibc()) is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_SEPARATELY_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES if trims_heap else _NEVER_TRIM)
+        libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
 
 
 async def maintain(had_large_read: trio.Event, turns: SlowRequestTurns) -> None:
@@ -60,7 +56,8 @@ async def maintain(had_large_read: trio.Event, turns: SlowRequestTurns) -> None:
     at regular intervals, until cancelled.
 
     After many clients have left, or slow ones have read their pending output, malloc keeps their
-    memory. Its own functions return all of it in one call, which takes 47 ms for 700 MB.
+    memory. Its own functions return all of it in one call, which takes 47 ms for 700 MB. So `free`
+    must not call them. For a process that runs only the server.
 
     Args:
         had_large_read: Set after a large read.
@@ -73,6 +70,7 @@ async def maintain(had_large_read: trio.Event, turns: SlowRequestTurns) -> None:
     while True:
         next_return = trio.current_time() + _RETURN_SECONDS
         while trio.current_time() < next_return:
+            libc.mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
             if libc.sbrk(0) != mapped_end:  # The reserve was not enough, or is not mapped yet.
                 for _ in _map_reserve_in_steps():
                     await turns.wait_turn()
@@ -128,7 +126,6 @@ def return_free_memory_in_steps() -> Iterator[None]:
     finally:
         for chunk in chunks:
             libc.free(chunk)
-        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
 
 
 def _load_glibc() -> ctypes.PyDLL | None:

@@ -30,11 +30,9 @@ def heap_end() -> int:
 
 
 @pytest.fixture(autouse=True)
-def heap_that_is_not_trimmed() -> Iterator[None]:
+def kept_memory() -> None:
     """Let malloc keep freed memory, as in a server."""
-    heap.keep_freed_memory_mapped(trims_heap=False)
-    yield
-    heap.keep_freed_memory_mapped(trims_heap=True)
+    heap.keep_freed_memory_mapped()
 
 
 @pytest.fixture
