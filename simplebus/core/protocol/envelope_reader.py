@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import CHANNEL_NAMES_MAX, DELIMITER_BYTES, HEADER_BYTES
+from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol.envelope import (
     CHANNEL,
     EXPIRES,
@@ -67,9 +67,9 @@ _COMPARED_TEXT_BYTES_MAX = 512
 _REGULAR_PER_IRREGULAR_MIN = 8
 
 
-# A program may publish on as many channels in turn as a class may have. Removing all entries of a
-# cache at once would take milliseconds.
-_CACHED_TEXTS_MAX = CHANNEL_NAMES_MAX
+# A full cache loses its oldest entries one by one. Python copies the dict from time to time, which
+# takes several milliseconds with more entries than this.
+_CACHED_TEXTS_MAX = 40_960
 _CACHED_TEXT_BYTES_MAX = 256
 _PLACEHOLDERS = 4096
 _names_by_text = {b"\xff\xff" + number.to_bytes(2, "big"): "" for number in range(_PLACEHOLDERS)}

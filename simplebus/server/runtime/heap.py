@@ -88,10 +88,13 @@ async def return_free_memory(turns: SlowRequestTurns) -> None:
 
 
 def _map_reserve_in_steps() -> Iterator[None]:
-    """Map memory and free it, so that later allocations use it."""
+    """Map memory and free it, so that later allocations use it. Ends early if there is none."""
     pieces: list[npt.NDArray[np.uint8]] = []
     while len(pieces) * _PIECE_BYTES < _RESERVE_BYTES:
-        pieces.append(np.empty(_PIECE_BYTES, np.uint8))
+        try:
+            pieces.append(np.empty(_PIECE_BYTES, np.uint8))
+        except MemoryError:
+            return
         for first in range(0, _PIECE_BYTES, _MAPPED_BYTES_PER_STEP):
             pieces[-1][first : first + _MAPPED_BYTES_PER_STEP] = 0
             yield
