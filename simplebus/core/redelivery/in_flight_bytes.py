@@ -72,8 +72,8 @@ class InFlightBytes:
         return size if self.is_measuring else self._measured_bytes
 
     def continue_measuring(self) -> int:
-        """Measure some more messages. Returns the number of messages to which that turn is limited;
-        0 if there was nothing to measure.
+        """Measure up to MEASURED_MESSAGES_PER_TURN messages. Returns this number, or 0 if no
+        measurement is in progress.
         """
         measurement = self._measurement
         if measurement is None:
