@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -29,11 +30,13 @@ def _restored_collector() -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_old_objects_are_examined_in_rare_full_collections_only() -> None:
+def test_old_objects_are_examined_in_rare_full_collections_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(garbage_collection.run)
-            object_count = gc.get_freeze_count()
+            object_count = sys.getallocatedblocks()
             await trio.sleep(0.5)
             young = Node()
             young_reference = weakref.ref(young)
@@ -46,9 +49,7 @@ def test_old_objects_are_examined_in_rare_full_collections_only() -> None:
             await trio.sleep(2 * 3600)
             assert old_reference() is not None  # There are not many more objects than before.
             assert gc.get_freeze_count() > 0
-            new_nodes = [Node() for _ in range(2 * object_count)]
-            await trio.sleep(2)
-            del new_nodes
+            monkeypatch.setattr(sys, "getallocatedblocks", lambda: 9 * object_count)
             await trio.sleep(3600)
             assert old_reference() is None
             nursery.cancel_scope.cancel()
@@ -67,3 +68,17 @@ def test_collection_of_young_objects_examines_few() -> None:
 
     young, middle, _ = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert young * (middle + 1) <= 3000
+
+
+def test_container_that_took_long_to_examine_is_excluded_at_once() -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(garbage_collection.run)
+            nodes = [Node() for _ in range(100_000)]
+            gc.freeze()
+            container = list(nodes)
+            gc.collect(0)
+            assert all(each is not container for each in gc.get_objects())
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
