@@ -61,7 +61,7 @@ def test_heap_does_not_grow_when_memory_is_returned() -> None:
     for _ in range(400):
         for _ in heap.return_free_memory_in_steps():
             pass
-    assert heap_end() - before <= 40 * MIB
+    assert heap_end() - before <= 8 * MIB
 
 
 def test_return_can_be_stopped_after_a_step(pieces: list[bytearray]) -> None:
