@@ -15,6 +15,8 @@ from simplebus.server.runtime import heap
 from simplebus.server.turns import SlowRequestTurns
 
 MIB = 1024 * 1024
+M_TRIM_THRESHOLD = -1
+"""From glibc's malloc.h."""
 PIECE_BYTES = 64 * 1024
 PIECE_COUNT = 2000
 TOTAL_BYTES = PIECE_COUNT * PIECE_BYTES
@@ -44,6 +46,7 @@ def pieces() -> Iterator[list[bytearray]]:
         if number % 50 == 0:
             kept.append(bytes([number % 256]) * 5000)
     kept.append(bytes(5000))
+    ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, -1)  # `free` must not return memory itself.
     yield pieces
     assert all(set(piece) == {number * 50 % 256} for number, piece in enumerate(kept[:-1]))
 
