@@ -368,6 +368,8 @@ PURGED_POSITIONS_PER_TURN = 128
 CACHE_NAMES_MAX = 4096
 CACHE_VALUES_MAX = 1 << 19
 CACHE_RESULTS_MAX = 256
+# Results of a subscription index with more values are pages, not tuples.
+MATCHES_IN_TUPLE_MAX = 512
 # A class that is declared by name only gets an id from ASSIGNED_CLASS_ID_MIN on: one of this many
 # ids that are computed from the name, or any free id if all of these are in use.
 ASSIGNED_CLASS_ID_MIN = 0x8000

@@ -145,8 +145,6 @@ READ_BYTES_INITIAL = 4 * 1024
 CACHED_SINKS_MAX = 256 * 1024
 # Results with more sinks are not compared with others: hashing the sinks would take long.
 COMPARED_SINKS_MAX = 1024
-# Sinks of a subject whose queue groups are merged at once. More are merged in turns, at delivery.
-MERGED_AT_ONCE_MAX = 512
 # Time and memory for each merged queue group, as a number of sinks in a result.
 MERGED_GROUP_COST = 16
 

@@ -18,6 +18,7 @@ from itertools import islice
 import numpy as np
 
 from simplebus.core.broker.broker import Broker
+from simplebus.core.channel.matches import pages_of
 from simplebus.core.errors import Reason
 from simplebus.core.limits import HEADROOM_BYTES, Limits
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
@@ -45,7 +46,6 @@ from simplebus.nats.limits import (
     SEARCHED_SINKS_PER_TURN_MAX,
     SENT_AFTER_LONG_TURN_MAX,
     SINGLE_DELIVERY_COST_BYTES,
-    SINK_COMPARISON_COST_BYTES,
     SUBSCRIBE_COST_BYTES,
 )
 from simplebus.nats.protocol import encode, handshake
@@ -96,7 +96,6 @@ _TOO_MANY_SUBSCRIPTIONS = error_line("maximum subscriptions exceeded")
 
 _SESSIONS_PER_STEP = 250
 """Sessions that one step of the statistics counts."""
-_SINKS_PER_STEP = 4096
 """Sinks of a reply subject among which one step looks for the requester."""
 
 
@@ -880,12 +879,11 @@ class NatsServer:
         status, sinks = encode.no_responders_message(message), self.routes.match(message.reply)
         del message  # Its body may be a view of the input.
         self.delivery.cost_bytes += NO_RESPONDERS_COST_BYTES
-        for first in range(0, len(sinks), _SINKS_PER_STEP):
+        for page in pages_of(sinks):
             if self.delivery.is_turn_over and session.can_split_reads:
                 yield
-            compared_sinks = sinks[first : first + _SINKS_PER_STEP]
-            self.delivery.cost_bytes += len(compared_sinks) * SINK_COMPARISON_COST_BYTES
-            for sink in compared_sinks:
+            self.delivery.cost_bytes += len(page) * FOUND_SINK_COST_BYTES
+            for sink in page:
                 if (
                     isinstance(sink, NatsSubscription)
                     and sink.session is session

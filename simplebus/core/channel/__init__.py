@@ -5,6 +5,7 @@ Modules in reading order:
     explain_mismatch      explanations of patterns that nearly match
     sharded_dict          dict for very many entries, which grows in small steps
     paged_set             set for very many values, which are iterated fast
+    matches               values of the patterns that match a name
     pattern_index         bitmap index of patterns with wildcards
     subscription_index    values by pattern, with a cache of matches
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
+from simplebus.core.channel.matches import Matches, PatternValues, collect_matches
 from simplebus.core.channel.paged_set import PagedSet
 from simplebus.core.channel.pattern import check_pattern, is_literal, split_segments
 from simplebus.core.channel.pattern_index import PageMatches, PatternIndex, iter_values
@@ -21,9 +22,8 @@ from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_RESULTS_MAX, CACHE_VALU
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", bound=Hashable)
 
-_Values: TypeAlias = tuple[T, ...] | PagedSet[T]
-"""Values of one pattern: few of them, the usual case, are a tuple, which takes less memory."""
 _TUPLE_VALUES_MAX = 8
+"""Values of one pattern that are a tuple, the usual case, which takes less memory than a set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class SubscriptionIndex(Generic[T]):
         self._check = check
         self.generation = 0
         """Incremented by every change. Results stay valid while the number is unchanged."""
-        self._literal: ShardedDict[str, _Values[T]] = ShardedDict()
-        self._wild: PatternIndex[_Values[T]] = PatternIndex()
+        self._literal: ShardedDict[str, PatternValues[T]] = ShardedDict()
+        self._wild: PatternIndex[PatternValues[T]] = PatternIndex()
         self._length = 0
         self.insert_count = 0
         """Number of pairs ever added."""
         self._cache: _MatchCache[str, T] = _MatchCache(names=cache_names, values=cache_values)
-        self._results: _MatchCache[PageMatches[_Values[T]], T] = _MatchCache(
+        self._results: _MatchCache[PageMatches[PatternValues[T]], T] = _MatchCache(
             names=CACHE_RESULTS_MAX, values=cache_values
         )
         self.search_count = 0
@@ -104,7 +104,7 @@ class SubscriptionIndex(Generic[T]):
         """Remove a value from a pattern. Raises KeyError if the pair does not exist."""
         store = self._index_for(pattern)
         values = store.get(pattern)
-        if values is None or value not in values:
+        if values is None or (isinstance(values, tuple) and value not in values):
             raise KeyError(f"{value!r} was not inserted with the pattern {pattern!r}")
         if isinstance(values, tuple):
             if len(values) == 1:
@@ -119,7 +119,7 @@ class SubscriptionIndex(Generic[T]):
         self._length -= 1
         self._invalidate(pattern)
 
-    def match(self, name: str) -> tuple[T, ...]:
+    def match(self, name: str) -> Matches[T]:
         """Return the values of all patterns that match the name, in any order.
 
         A value occurs once for each of its matching patterns. The empty name is a message without a
@@ -144,7 +144,8 @@ class SubscriptionIndex(Generic[T]):
             return
         literal = self._literal.get(name)
         hits = self._wild.find_matches(segments)
-        yield from chain(literal or (), _iter_found(hits))
+        values_by_pattern: Iterator[PatternValues[T]] = iter_values(hits)
+        yield from chain(literal or (), chain.from_iterable(values_by_pattern))
 
     def has_match(self, name: str) -> bool:
         """Return True if `match` would return any value."""
@@ -177,10 +178,12 @@ class SubscriptionIndex(Generic[T]):
                 values.check()
         assert sum(map(len, stored)) == self._length, (stored, self._length)
 
-    def _index_for(self, pattern: str) -> ShardedDict[str, _Values[T]] | PatternIndex[_Values[T]]:
+    def _index_for(
+        self, pattern: str
+    ) -> ShardedDict[str, PatternValues[T]] | PatternIndex[PatternValues[T]]:
         return self._literal if is_literal(pattern) else self._wild
 
-    def _search(self, name: str) -> tuple[T, ...]:
+    def _search(self, name: str) -> Matches[T]:
         """Return the result of `match` without the cache of names."""
         self.search_count += 1
         segments = split_segments(name)
@@ -189,10 +192,10 @@ class SubscriptionIndex(Generic[T]):
         hits = self._wild.find_matches(segments)
         literal = self._literal.get(name)
         if literal is not None:
-            return tuple(chain(literal, _iter_found(hits)))
+            return collect_matches(chain((literal,), iter_values(hits)))
         result = self._results.get(hits)
         if result is None:
-            result = tuple(_iter_found(hits))
+            result = collect_matches(iter_values(hits))
             self._results.put(hits, result)
         return result
 
@@ -225,13 +228,13 @@ class _MatchCache(Generic[K, T]):
     def __init__(self, *, names: int, values: int) -> None:
         self._names_max = names // 2
         self._values_max = values // 2
-        self.recent: dict[K, tuple[T, ...]] = {}
+        self.recent: dict[K, Matches[T]] = {}
         """The half with the latest entries. Callers search here first, to save the call of `get`.
         """
         self._recent_values = 0
-        self._older: dict[K, tuple[T, ...]] = {}
+        self._older: dict[K, Matches[T]] = {}
 
-    def get(self, name: K) -> tuple[T, ...] | None:
+    def get(self, name: K) -> Matches[T] | None:
         result = self.recent.get(name)
         if result is None:
             result = self._older.pop(name, None)
@@ -239,7 +242,7 @@ class _MatchCache(Generic[K, T]):
                 self.put(name, result)
         return result
 
-    def put(self, name: K, result: tuple[T, ...]) -> None:
+    def put(self, name: K, result: Matches[T]) -> None:
         """Store a result, unless it is larger than half of the cache."""
         if len(result) > self._values_max or not self._names_max:
             return
@@ -258,7 +261,7 @@ class _MatchCache(Generic[K, T]):
         self._recent_values = 0
         self._older.clear()
 
-    def results(self) -> list[tuple[T, ...]]:
+    def results(self) -> list[Matches[T]]:
         return [*self.recent.values(), *self._older.values()]
 
     def check(self) -> None:
@@ -270,9 +273,9 @@ class _MatchCache(Generic[K, T]):
 
 
 def _add_value(
-    store: ShardedDict[str, _Values[T]] | PatternIndex[_Values[T]],
+    store: ShardedDict[str, PatternValues[T]] | PatternIndex[PatternValues[T]],
     pattern: str,
-    values: _Values[T] | None,
+    values: PatternValues[T] | None,
     value: T,
 ) -> None:
     """Add a value to the current values of a pattern."""
@@ -284,12 +287,3 @@ def _add_value(
         store[pattern] = (*values, value)
     else:
         store[pattern] = PagedSet((*values, value))
-
-
-def _iter_found(hits: PageMatches[_Values[T]]) -> Iterator[T]:
-    """Yield the values of the matching patterns.
-
-    No Python code runs per value: there may be thousands, in one step of the event loop.
-    """
-    values_by_pattern: Iterator[_Values[T]] = iter_values(hits)
-    return chain.from_iterable(values_by_pattern)

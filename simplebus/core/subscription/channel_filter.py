@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.channel.matches import Matches
 from simplebus.core.channel.pattern import ZERO_OR_MORE, is_literal
 from simplebus.core.channel.pattern_index import PatternSet
 from simplebus.core.channel.subscription_index import SubscriptionIndex
@@ -507,7 +508,7 @@ class ChannelTable:
 
     def _add_to_filters(self, names: list[str], numbers: list[int]) -> None:
         """Add new channels to the filters that match."""
-        numbers_by_filters: dict[int, tuple[tuple[ChannelFilter, ...], list[int]]] = {}
+        numbers_by_filters: dict[int, tuple[Matches[ChannelFilter], list[int]]] = {}
         for name, number in zip(names, numbers, strict=True):
             if filters := self._filter_index.match(name):
                 numbers_by_filters.setdefault(id(filters), (filters, []))[1].append(number)

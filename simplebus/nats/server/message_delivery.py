@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 
+from simplebus.core.channel.matches import pages_of
+from simplebus.core.channel.paged_set import PAGE_SIZE
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.steps import drain_list, run_to_end
 from simplebus.nats.limits import (
@@ -26,7 +29,6 @@ from simplebus.nats.limits import (
     FOUND_SINK_COST_BYTES,
     GROUPING_COST_BYTES,
     HEADER_COST_FACTOR,
-    MERGED_AT_ONCE_MAX,
     OUTPUT_PER_READ_BYTES,
     SEARCHED_SINKS_PER_TURN_MAX,
     SHARED_BODY_BYTES_MIN,
@@ -50,6 +52,9 @@ from simplebus.nats.server.class_permissions import SubjectClasses
 from simplebus.nats.server.queue_group import QUEUE_GROUPS
 from simplebus.nats.server.routes import SinkRows, SubjectRoutes, SubjectSink, SubjectSinks
 from simplebus.nats.server.session import EncodedBatches, NatsSession, NatsSubscription
+
+ReceiverRows: TypeAlias = tuple[Collection[SubjectSink], Indexes | None]
+"""Some merged sinks, and the rows of the messages that they receive; None for all rows."""
 
 
 class MessageDelivery:
@@ -127,25 +132,26 @@ class MessageDelivery:
         message = share_body(message, len(sinks))
         remaining = yield from self._merge_in_steps(sinks)
         del sinks  # It would keep subscriptions that end meanwhile.
-        return (yield from self._deliver_to_each(message, drain_list(remaining), origin))
+        return (yield from self._deliver_to_each(message, remaining, origin))
 
-    def _merge_in_steps(self, sinks: SubjectSinks) -> Generator[None, None, list[SubjectSink]]:
-        """Return a list of the sinks of a subject, in turns: very many are not merged yet."""
-        if len(sinks) <= MERGED_AT_ONCE_MAX:
-            return list(sinks)
-        merger = self._routes.create_merger()
-        for first in range(0, len(sinks), MERGED_AT_ONCE_MAX):
+    def _merge_in_steps(self, sinks: SubjectSinks) -> Generator[None, None, Iterator[SubjectSink]]:
+        """Return the sinks of a subject, in turns: paged ones are not merged yet."""
+        if isinstance(sinks, tuple):
+            return drain_list(list(sinks))
+        merger, pages = self._routes.create_merger(), sinks.pages
+        del sinks
+        for page in pages:
             if self.is_turn_over:
                 yield
-            part = sinks[first : first + MERGED_AT_ONCE_MAX]
-            self.cost_bytes += len(part) * SINK_COMPARISON_COST_BYTES
-            self.cost_bytes += merger.add(part) * GROUPING_COST_BYTES
+            self.cost_bytes += len(page) * FOUND_SINK_COST_BYTES
+            self.cost_bytes += merger.add(page) * GROUPING_COST_BYTES
+        del page, pages  # They would keep subscriptions that end meanwhile.
         yield  # The first delivery to thousands of merged groups takes long.
-        return merger.sinks
+        return merger.drain()
 
-    def _merge_at_once(self, sinks: SubjectSinks) -> SubjectSinks:
-        """Return the sinks of a subject, merged if they are very many."""
-        if len(sinks) <= MERGED_AT_ONCE_MAX:
+    def _merge_at_once(self, sinks: SubjectSinks) -> tuple[SubjectSink, ...]:
+        """Return the sinks of a subject, merged if they are paged."""
+        if isinstance(sinks, tuple):
             return sinks
         return tuple(run_to_end(self._merge_in_steps(sinks)))
 
@@ -168,8 +174,8 @@ class MessageDelivery:
         self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession | None
     ) -> None:
         """Deliver a batch at once."""
-        targets = [(self._merge_at_once(sinks), rows) for sinks, rows in targets]
-        largest_bytes = self._deliver(batch, targets, origin, {})
+        merged = [(self._merge_at_once(sinks), rows) for sinks, rows in targets]
+        largest_bytes = self._deliver(batch, merged, origin, {})
         self.fan_out_bytes -= largest_bytes
 
     def deliver_batch_in_steps(
@@ -213,10 +219,10 @@ class MessageDelivery:
         self.fan_out_bytes -= largest_bytes
 
     def _pop_members(
-        self, group_targets: list[SinkRows], remaining: _ReceiverGroups
-    ) -> Generator[None, None, list[SinkRows]]:
+        self, group_targets: list[ReceiverRows], remaining: _ReceiverGroups
+    ) -> Generator[None, None, list[ReceiverRows]]:
         """Remove and return the sinks of all clients that are members of queue groups, in turns."""
-        found: list[SinkRows] = []
+        found: list[ReceiverRows] = []
         for sinks, _ in group_targets:
             for sink in sinks:
                 self.cost_bytes += GROUPING_COST_BYTES
@@ -228,39 +234,42 @@ class MessageDelivery:
         return found
 
     def _deliver_singly(
-        self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession | None
+        self,
+        batch: UniformBatch | MixedBatch,
+        targets: list[ReceiverRows],
+        origin: NatsSession | None,
     ) -> Iterator[None]:
         """Deliver a batch message by message, in turns: a client may have thousands of
         subscriptions, and a queue group thousands of members. Empties `targets`.
         """
-        sinks_by_rows: dict[int, list[SubjectSink]] = {}
+        parts_by_rows: dict[int, list[Collection[SubjectSink]]] = {}
         rows_by_id: dict[int, Indexes | None] = {}  # Many sinks have the same array of rows.
         for sinks, rows in targets:
             if self.is_turn_over:
                 yield
-            self.cost_bytes += GROUPING_COST_BYTES + len(sinks) * FOUND_SINK_COST_BYTES
+            self.cost_bytes += GROUPING_COST_BYTES
             rows_by_id[id(rows)] = rows
-            sinks_by_rows.setdefault(id(rows), []).extend(sinks)
+            parts_by_rows.setdefault(id(rows), []).append(sinks)
         sinks = ()
         targets.clear()
-        parts_by_row: dict[int, list[list[SubjectSink]]] = {}
+        parts_by_row: dict[int, list[list[Collection[SubjectSink]]]] = {}
         for rows_id, rows in rows_by_id.items():
             for row in row_indexes(batch, rows).tolist():
                 if self.is_turn_over:
                     yield
                 self.cost_bytes += SINK_COMPARISON_COST_BYTES
-                parts_by_row.setdefault(row, []).append(sinks_by_rows[rows_id])
+                parts_by_row.setdefault(row, []).append(parts_by_rows[rows_id])
         for row, message in enumerate(iter_messages(batch)):
-            self.cost_bytes += EVENT_COST_BYTES
-            parts = parts_by_row.pop(row, [])
+            parts = list(chain(*parts_by_row.pop(row, [])))
+            self.cost_bytes += EVENT_COST_BYTES + len(parts) * FOUND_SINK_COST_BYTES
             message = share_body(message, sum(map(len, parts)))
-            yield from self._deliver_to_each(message, chain(*parts), origin)
+            yield from self._deliver_to_each(message, chain.from_iterable(parts), origin)
         parts = []
-        for delivered_sinks in sinks_by_rows.values():
-            for _ in drain_list(delivered_sinks):  # Freeing merged queue groups takes long.
+        for delivered_parts in parts_by_rows.values():
+            for part in drain_list(delivered_parts):  # Freeing merged queue groups takes long.
                 if self.is_turn_over:
                     yield
-                self.cost_bytes += GROUPING_COST_BYTES
+                self.cost_bytes += len(part) * GROUPING_COST_BYTES
 
     # Messages of the bus -------------------------------------------------------------------------
 
@@ -374,12 +383,11 @@ class MessageDelivery:
         self, message: Pub, sinks: SubjectSinks, receiver: NatsSession
     ) -> Generator[None, None, None]:
         """Deliver a message to the subscriptions of one client, in turns."""
-        for first in range(0, len(sinks), SEARCHED_SINKS_PER_TURN_MAX):
+        for page in pages_of(sinks):
             if self.is_turn_over:
                 yield
-            part = sinks[first : first + SEARCHED_SINKS_PER_TURN_MAX]
-            self.cost_bytes += len(part) * FOUND_SINK_COST_BYTES
-            for sink in part:
+            self.cost_bytes += len(page) * FOUND_SINK_COST_BYTES
+            for sink in page:
                 if isinstance(sink, NatsSubscription) and sink.session is receiver:
                     self.cost_bytes += SINGLE_DELIVERY_COST_BYTES
                     sink.deliver(message, None)
@@ -547,7 +555,7 @@ class MessageDelivery:
     def _deliver(
         self,
         batch: UniformBatch | MixedBatch,
-        targets: list[SinkRows],
+        targets: Sequence[ReceiverRows],
         origin: NatsSession | None,
         encoded: EncodedBatches,
         remaining: _ReceiverGroups | None = None,
@@ -568,7 +576,10 @@ class MessageDelivery:
             raise
 
     def _gather(
-        self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession | None
+        self,
+        batch: UniformBatch | MixedBatch,
+        targets: Sequence[ReceiverRows],
+        origin: NatsSession | None,
     ) -> None:
         """Pass a batch to sinks; the sessions of their clients gather it."""
         ordered_rows: dict[SubjectSink, list[Indexes]] = {}
@@ -621,33 +632,33 @@ class _ReceiverGroups:
 
     def __init__(self) -> None:
         self._first_sinks: dict[Hashable, SubjectSink] = {}
-        self._other_sinks: dict[Hashable, list[SubjectSink]] = {}
-        self._rows: dict[SubjectSink, list[Indexes]] = {}
-        """Rows of the sinks that receive only some of the messages."""
+        self._first_rows: dict[Hashable, Indexes] = {}
+        """Rows of the first sinks that receive only some of the messages."""
+        self._other_parts: dict[Hashable, list[tuple[list[SubjectSink], Indexes | None]]] = {}
+        """The other sinks in parts with the same rows, of at most PAGE_SIZE sinks."""
 
     def add(self, sink: SubjectSink, rows: Indexes | None) -> None:
         """Add a sink, or more rows of a sink that has some of the rows."""
-        if rows is not None:
-            parts = self._rows.setdefault(sink, [])
-            parts.append(rows)
-            if len(parts) > 1:
-                return
         key = sink.order_key
-        if self._first_sinks.setdefault(key, sink) is not sink:
-            self._other_sinks.setdefault(key, []).append(sink)
+        if key not in self._first_sinks:
+            self._first_sinks[key] = sink
+            if rows is not None:
+                self._first_rows[key] = rows
+            return
+        parts = self._other_parts.setdefault(key, [])
+        if not parts or parts[-1][1] is not rows or len(parts[-1][0]) == PAGE_SIZE:
+            parts.append(([], rows))
+        parts[-1][0].append(sink)
 
     def keys(self) -> list[Hashable]:
         """Return the keys of the remaining groups."""
         return list(self._first_sinks)
 
-    def pop(self, key: Hashable) -> list[SinkRows]:
+    def pop(self, key: Hashable) -> list[ReceiverRows]:
         """Remove and return the sinks with this key and their rows. Empty if there are none."""
         if (first := self._first_sinks.pop(key, None)) is None:
             return []
-        sinks = (first, *self._other_sinks.pop(key, ()))
-        if not self._rows:
-            return [(sinks, None)]
-        return [((sink,), rows) for sink in sinks for rows in self._rows.pop(sink, (None,))]
+        return [((first,), self._first_rows.pop(key, None)), *self._other_parts.pop(key, ())]
 
 
 class WaitingDelivery:
@@ -704,7 +715,9 @@ def estimate_message_cost(message: Pub, sinks: SubjectSinks) -> int:
     return EVENT_COST_BYTES + len(sinks) * (SINGLE_DELIVERY_COST_BYTES + len(message.body))
 
 
-def estimate_batch_cost(batch: UniformBatch | MixedBatch, targets: list[SinkRows]) -> int:
+def estimate_batch_cost(
+    batch: UniformBatch | MixedBatch, targets: Sequence[SinkRows] | Sequence[ReceiverRows]
+) -> int:
     """Return the cost of delivering a batch, if all receivers accept all messages; part of the cost
     if it does not fit into a turn.
     """

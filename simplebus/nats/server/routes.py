@@ -4,21 +4,22 @@ One index holds all subscriptions. Results are cached by subject number until a 
 Subjects with the same sinks share a result, so a batch is split by results and not by subjects.
 Every ack has a unique subject, for which no result would be cached. So all ack subjects are looked
 up as one placeholder subject, unless a pattern matches only some of them. Queue groups of one name
-are merged: few at once, and very many by the delivery, in several turns.
+are merged: those of a few sinks at once, those of paged sinks by the delivery, in several turns.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.channel.matches import Matches, PagedMatches, pages_of
 from simplebus.core.channel.sharded_dict import ShardedDict
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import INQUIRY_TEXT_CHARACTERS_MAX, Limits
@@ -28,7 +29,6 @@ from simplebus.nats import subjects
 from simplebus.nats.limits import (
     CACHED_SINKS_MAX,
     COMPARED_SINKS_MAX,
-    MERGED_AT_ONCE_MAX,
     MERGED_GROUP_COST,
     REMOVALS_PER_TURN_MAX,
     SCATTERED_FRACTION,
@@ -71,7 +71,10 @@ class SubjectSink(Protocol):
         """Deliver these rows of a batch, in ascending order; None for all rows."""
 
 
-SubjectSinks: TypeAlias = tuple[SubjectSink, ...]
+SubjectSinks: TypeAlias = Matches[SubjectSink]
+"""Sinks of a subject. Paged ones are not merged: a message to them must be delivered to the sinks
+that a `SinkMerger` returns.
+"""
 SinkRows: TypeAlias = tuple[SubjectSinks, Indexes | None]
 """Sinks of some messages of a batch, and the rows of these messages; None for all rows."""
 
@@ -256,11 +259,7 @@ class SubjectRoutes:
             self.on_has_subscriptions(self.subscription_count > 0)
 
     def match(self, subject: bytes) -> SubjectSinks:
-        """Return the sinks of a subject.
-
-        More than `MERGED_AT_ONCE_MAX` sinks are not merged yet: a message to them must be delivered
-        to the sinks that a `SinkMerger` returns.
-        """
+        """Return the sinks of a subject, merged unless they are paged."""
         if (
             subject.startswith(_ACK_PREFIX)
             and not self._partial_ack_patterns
@@ -268,9 +267,8 @@ class SubjectRoutes:
         ):
             subject = _ACK_PLACEHOLDER
         sinks = self._sublist.match(subjects.index_key(subject))
-        if 1 < len(sinks) <= MERGED_AT_ONCE_MAX and (
-            self.has_repeated_sinks or len(self._groups) > len(self._group_counts)
-        ):
+        has_repeated = self.has_repeated_sinks or len(self._groups) > len(self._group_counts)
+        if has_repeated and isinstance(sinks, tuple) and len(sinks) > 1:
             return self._merge(sinks)
         return sinks
 
@@ -284,14 +282,16 @@ class SubjectRoutes:
         """
         return self._sublist.iter_matches(subjects.index_key(subject))
 
-    def _merge(self, sinks: SubjectSinks) -> SubjectSinks:
+    def _merge(self, sinks: tuple[SubjectSink, ...]) -> SubjectSinks:
         """Merge the sinks of a subject. Until a route changes, equal results are often cached."""
         cached = self._merged_results.get(id(sinks))
         if cached is not None:
             return cached[1]
         merger = self.create_merger()
         merger.add(sinks)
-        merged = sinks if len(merger.sinks) == len(sinks) else tuple(merger.sinks)
+        merged = tuple(merger.drain())
+        if len(merged) == len(sinks):
+            merged = sinks
         if self._merged_sink_count > CACHED_SINKS_MAX:
             self._merged_results.clear()
             self._merged_sink_count = 0
@@ -407,42 +407,49 @@ class SinkMerger:
     """
 
     def __init__(self, random: RandomNumbers) -> None:
-        self.sinks: list[SubjectSink] = []
-        """The merged sinks."""
         self._random = random
+        self._subscription_pages: list[Collection[SubjectSink]] = []
+        """Pages that need no merging."""
+        self._sinks: list[SubjectSink] = []
+        """The sinks of other pages, merged."""
         self._places: ShardedDict[Hashable, int] = ShardedDict()
-        """Index in `sinks` by the name of a queue group, or by a sink that may be repeated."""
+        """Index in `_sinks` by the name of a queue group, or by a sink that may be repeated."""
 
-    def add(self, sinks: SubjectSinks) -> int:
-        """Add some of the sinks of a subject. Returns the cost, as a number of sinks that are
-        examined one by one.
+    def add(self, sinks: Collection[SubjectSink]) -> int:
+        """Add some of the sinks of a subject, which must stay the same. Returns the cost, as a
+        number of sinks that are examined one by one.
         """
         if set(map(type, sinks)) == _SUBSCRIPTIONS_ONLY:
-            self.sinks += sinks
+            self._subscription_pages.append(sinks)
             return 0
-        cost = len(sinks)
+        cost, merged = len(sinks), self._sinks
         for sink in sinks:
             # Not `isinstance`, which is slow for the subclasses of an abstract class.
             if type(sink) is NatsSubscription:
-                self.sinks.append(sink)
+                merged.append(sink)
                 continue
             key: Hashable = sink.queue if type(sink) is QueueGroup else sink
-            place = self._places.setdefault(key, len(self.sinks))
-            if place == len(self.sinks):
-                self.sinks.append(sink)
+            place = self._places.setdefault(key, len(merged))
+            if place == len(merged):
+                merged.append(sink)
             elif type(sink) is QueueGroup:
-                earlier = self.sinks[place]
+                earlier = merged[place]
                 if type(earlier) is QueueGroup:
                     cost += 2  # A new object takes longer.
-                    earlier = self.sinks[place] = MergedQueueGroup(self._random, earlier)
+                    earlier = merged[place] = MergedQueueGroup(self._random, earlier)
                 assert type(earlier) is MergedQueueGroup
                 earlier.add_group(sink)
         return cost
 
+    def drain(self) -> Iterator[SubjectSink]:
+        """Remove the merged sinks and yield them."""
+        pages: Iterator[Collection[SubjectSink]] = drain_list(self._subscription_pages)
+        return chain(chain.from_iterable(pages), drain_list(self._sinks))
+
 
 def _search_cost(sinks: SubjectSinks) -> int:
     """Return the number of sinks, and MERGED_GROUP_COST for each group that is merged."""
-    if len(sinks) > MERGED_AT_ONCE_MAX or MergedQueueGroup not in map(type, sinks):
+    if isinstance(sinks, PagedMatches) or MergedQueueGroup not in map(type, sinks):
         return len(sinks)
     merged = [sink for sink in sinks if isinstance(sink, MergedQueueGroup)]
     return len(sinks) + MERGED_GROUP_COST * sum(sink.group_count for sink in merged)
@@ -468,15 +475,13 @@ class ChannelListeners:
     ) -> Generator[None, None, tuple[list[ListenerInfo], int]]:
         """Return up to `max_count` subscriptions and queue groups, and the number left out."""
         subject = channel.encode()
-        merger, found = self._routes.create_merger(), self._routes.match(subject)
-        for first in range(0, len(found), _LISTENERS_PER_STEP):
-            if first:
-                yield
-            merger.add(found[first : first + _LISTENERS_PER_STEP])
-        del found
+        merger = self._routes.create_merger()
+        for page in pages_of(self._routes.match(subject)):
+            merger.add(page)
+            yield
         listeners: list[ListenerInfo] = []
         left_out = 0
-        for number, sink in enumerate(drain_list(merger.sinks), 1):
+        for number, sink in enumerate(merger.drain(), 1):
             if number % _LISTENERS_PER_STEP == 0:
                 yield
             queue, members = b"", 1

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from simplebus.core.channel import matches as matches_module
 from simplebus.core.channel import paged_set
 from simplebus.core.channel import subscription_index as module
+from simplebus.core.channel.matches import PagedMatches
 from simplebus.core.channel.pattern import matches
 from simplebus.core.channel.pattern_index import PatternIndex, PatternPage, PatternSet
 from simplebus.core.channel.subscription_index import SubscriptionIndex
@@ -83,6 +85,28 @@ def test_pattern_can_have_many_values(pattern: str, monkeypatch: pytest.MonkeyPa
         sublist.remove(pattern, values.pop())
         sublist.check()
         assert sorted(sublist.match("a.b")) == sorted(values)
+
+
+def test_many_matches_are_pages_that_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matches_module, "MATCHES_IN_TUPLE_MAX", 20)
+    monkeypatch.setattr(matches_module, "PAGE_SIZE", 3)
+    monkeypatch.setattr(paged_set, "PAGE_SIZE", 5)
+    sublist = SubscriptionIndex[int]()
+    for value in range(12):
+        sublist.insert("a.b", value)
+        sublist.insert("a.*", 100 + value)
+    for value, pattern in enumerate(("*.b", "*.*", "a.#", "#")):
+        sublist.insert(pattern, 200 + value)
+    expected = sorted([*range(12), *range(100, 112), *range(200, 204)])
+    found = sublist.match("a.b")
+    assert isinstance(found, PagedMatches)
+    assert max(map(len, found.pages)) <= 5
+    sublist.remove("a.b", 3)
+    sublist.remove("a.*", 103)
+    assert sorted(found) == expected
+    assert len(found) == len(expected)
+    assert sorted(sublist.match("a.b")) == [each for each in expected if each not in (3, 103)]
+    assert isinstance(sublist.match("a.c"), tuple)
 
 
 def test_value_is_returned_once_per_matching_pattern() -> None:

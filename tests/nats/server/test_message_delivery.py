@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.broker.broker import Broker
+from simplebus.core.channel import matches, paged_set
 from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.core.users.users import User, Users
 from simplebus.nats import nats_server
@@ -25,7 +26,7 @@ from simplebus.nats.limits import (
 )
 from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.protocol.events import Pub
-from simplebus.nats.server import message_delivery, queue_group, routes
+from simplebus.nats.server import message_delivery, queue_group
 from simplebus.nats.server.queue_group import RandomNumbers
 from simplebus.nats.server.session import NatsSubscription
 from simplebus.nats.settings import NatsSettings
@@ -600,11 +601,18 @@ def test_no_responders_are_known_after_the_last_turn(is_accepted: bool) -> None:
     assert requester.lines().startswith(b"HMSG in 1 ") is not is_accepted
 
 
+def use_small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return more than two sinks of a subject in pages of two."""
+    monkeypatch.setattr(matches, "MATCHES_IN_TUPLE_MAX", 2)
+    monkeypatch.setattr(matches, "PAGE_SIZE", 2)
+    monkeypatch.setattr(paged_set, "PAGE_SIZE", 2)
+
+
 @pytest.mark.parametrize("splits_reads", [False, True])
 def test_requester_is_found_among_many_sinks(
     splits_reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_server, "_SINKS_PER_STEP", 2)
+    use_small_pages(monkeypatch)
     harness = NatsServerHarness(splits_reads=splits_reads)
     others = [harness.client(QUIET + b"SUB in 1\r\n") for _ in range(8)]
     connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
@@ -642,8 +650,7 @@ def test_one_member_receives_a_message_while_subscriptions_change(
     is_single: bool,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routes, "MERGED_AT_ONCE_MAX", merged_at_once_max)
-        patch.setattr(message_delivery, "MERGED_AT_ONCE_MAX", merged_at_once_max)
+        patch.setattr(matches, "MATCHES_IN_TUPLE_MAX", merged_at_once_max)
         if is_single:
             patch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", 0)
         harness = splitting()
@@ -684,7 +691,7 @@ def test_next_message_waits_for_a_publication_that_ends_its_turn_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", OUTPUT_PER_READ_BYTES)
-    monkeypatch.setattr(message_delivery, "MERGED_AT_ONCE_MAX", 1)
+    monkeypatch.setattr(matches, "MATCHES_IN_TUPLE_MAX", 1)
     monkeypatch.setattr(message_delivery, "SINGLE_DELIVERY_COST_BYTES", OUTPUT_PER_READ_BYTES // 2)
     harness = splitting()
     subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3)]
@@ -754,6 +761,7 @@ def test_memory_of_a_pending_publication_is_counted(publication: bytes) -> None:
 def test_reply_for_one_client_reaches_its_subscriptions_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    use_small_pages(monkeypatch)
     monkeypatch.setattr(message_delivery, "SEARCHED_SINKS_PER_TURN_MAX", 2)
     harness = splitting()
     subscriptions = b"".join(b"SUB r %d\r\n" % sid for sid in range(5))

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from simplebus.core.channel import matches
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import MERGED_GROUP_COST
-from simplebus.nats.server import routes as module
+from simplebus.nats.server import routes as routes_module
 from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
 from simplebus.nats.server.routes import SubjectRoutes, SubjectSink
 from simplebus.nats.server.session import NatsSession, NatsSubscription
@@ -74,8 +75,8 @@ def test_batch_routes_equal_single_routes(
     numbers = numbered(routes.table, names)
     found: dict[int, list[object]] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "COMPARED_SINKS_MAX", compared_sinks_max)
-        patch.setattr(module, "CACHED_SINKS_MAX", cached_sinks_max)
+        patch.setattr(routes_module, "COMPARED_SINKS_MAX", compared_sinks_max)
+        patch.setattr(routes_module, "CACHED_SINKS_MAX", cached_sinks_max)
         routes.match_each(numbers)
         for sinks, rows in routes.split_by_sinks(numbers):
             for row in range(len(names)) if rows is None else rows.tolist():
@@ -149,7 +150,7 @@ def test_cached_results_do_not_keep_ended_subscriptions() -> None:
 
 
 def test_cached_results_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CACHED_SINKS_MAX", 40)
+    monkeypatch.setattr(routes_module, "CACHED_SINKS_MAX", 40)
     routes = SubjectRoutes(np.random.default_rng(0))
     session = NatsServerHarness().client(QUIET).session
     names = [b"a.%d" % number for number in range(100)]
@@ -243,7 +244,7 @@ def test_members_can_end_within_a_batch(subjects: tuple[bytes, bytes], count: in
 
 
 def test_merged_group_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CACHED_SINKS_MAX", 64 * MERGED_GROUP_COST)
+    monkeypatch.setattr(routes_module, "CACHED_SINKS_MAX", 64 * MERGED_GROUP_COST)
     routes = SubjectRoutes(np.random.default_rng(0))
     session = NatsServerHarness().client(QUIET).session
     tokens = 10
@@ -284,7 +285,7 @@ def sorted_members(group: SubjectSink) -> list[NatsSubscription]:
 
 @given(SUBSCRIBED, ROUTE_NAMES, st.integers(1, 4), st.sampled_from([0, 1, 2, 100]))
 def test_sinks_merged_in_steps_equal_sinks_merged_at_once(
-    subscribed: list[tuple[bytes, bytes]], name: bytes, part_size: int, merged_at_once_max: int
+    subscribed: list[tuple[bytes, bytes]], name: bytes, page_size: int, merged_at_once_max: int
 ) -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
     session = NatsServerHarness().client(QUIET).session
@@ -297,12 +298,14 @@ def test_sinks_merged_in_steps_equal_sinks_merged_at_once(
     expected_receivers = Counter(map(tuple, expected.values()))
     assert receivers_of(routes.match(name)) == expected_receivers
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MERGED_AT_ONCE_MAX", merged_at_once_max)
+        patch.setattr(matches, "MATCHES_IN_TUPLE_MAX", merged_at_once_max)
+        patch.setattr(matches, "PAGE_SIZE", page_size)
+        routes.subscribe(NatsSubscription(session, b"other.>", b"", b"99"))  # Clears the cache.
         found, merger = routes.match(name), routes.create_merger()
-    for first in range(0, len(found), part_size):
-        merger.add(found[first : first + part_size])
-    assert receivers_of(merger.sinks) == expected_receivers
-    if len(found) <= merged_at_once_max:
+    for page in matches.pages_of(found):
+        merger.add(page)
+    assert receivers_of(merger.drain()) == expected_receivers
+    if isinstance(found, tuple):
         assert receivers_of(found) == expected_receivers
 
 
@@ -312,7 +315,7 @@ def test_merger_removes_repeated_sinks() -> None:
     merger = routes.create_merger()
     merger.add((sink,))
     merger.add((sink, sink))
-    assert merger.sinks == [sink]
+    assert list(merger.drain()) == [sink]
 
 
 def test_search_counts_groups_before_they_are_merged() -> None:
