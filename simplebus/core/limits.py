@@ -71,7 +71,7 @@ SLOW_REQUEST_BYTES = 3072
 # The increase for a Nack or Working, which takes about 40 microseconds.
 SLOW_ACK_BYTES = 320
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
-MIXED_ENVELOPES_PER_TURN = 640
+MIXED_ENVELOPES_PER_TURN = 512
 # Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.
 HEADERS_BYTES_PER_TURN = 32 * 1024
 # Frames of different lengths, types or classes, and frames that begin with an Ack, in one turn.
@@ -240,7 +240,7 @@ CONNECTION_SCAN_MESSAGES_MAX = SCAN_MESSAGES_MAX // 2
 # Messages scanned in one turn for a subscription that starts with last values.
 LAST_VALUES_SCANNED_PER_TURN = 32_768
 # Channels that are compared with the patterns of a subscription in one turn. Each is compared once.
-COMPARED_CHANNELS_MAX = 512
+COMPARED_CHANNELS_MAX = 384
 # A message that is converted or delayed individually counts as this many scanned messages.
 SCAN_COST_OF_COPY = 16
 # A delayed range of messages that becomes due counts as this many scanned messages.

@@ -31,7 +31,7 @@ _DROPPED_HELP = (
     "Messages dropped, moved to dead letters, or not delivered to some subscription, by reason."
 )
 _SUM = "Sum over all classes."
-_ROWS_PER_STEP = 50
+_ROWS_PER_STEP = 25
 
 
 def add_bus_metrics(builder: MetricsBuilder, bus: BusFacts) -> Iterator[None]:
