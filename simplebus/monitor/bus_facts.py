@@ -43,7 +43,7 @@ _PROTOCOLS = {-1: "NATS", 0: "unknown", 1: "version 1", 2: "version 2"}
 _POSITIONS_PER_STEP = 256
 _DESCRIPTIONS_PER_STEP = 8
 _CANDIDATES_PER_STEP = 256
-CLASSES_COMPARED_PER_STEP = 512
+CLASSES_COMPARED_PER_STEP = 256
 T = TypeVar("T")
 
 
@@ -204,7 +204,7 @@ def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassF
         name=cls.label,
         class_id=cls.class_id,
         published=ring.head - cls.compacted_count,
-        delivered=cls.delivered_count + sum(position.delivered_count for position in positions),
+        delivered=cls.deliveries.count,
         stored=ring.head - cls.first_sequence,
         stored_bytes=statistics.frame_bytes + (spill.frame_bytes if spill is not None else 0),
         memory_bytes=statistics.memory_bytes,

@@ -46,6 +46,6 @@ def find_class_warning(cls: MessageClass, now: float) -> ClassWarning | None:
         waiting = format_waiting_count(backlog)
         growth = f"nobody subscribes to it, and it grows: {waiting} for a first subscription"
         return ClassWarning(growth + origin, is_growing=True)
-    if backlog and origin and not cls.delivered_count:
+    if backlog and origin and not cls.deliveries.count:
         return ClassWarning(f"nobody has subscribed to it{origin}", is_growing=False)
     return None

@@ -97,7 +97,7 @@ class _PositionTotals:
 def _count_positions(cls: MessageClass) -> Generator[None, None, _PositionTotals]:
     """Count the positions of a class in steps. A position that ends meanwhile is counted once."""
     totals = _PositionTotals(
-        cls.delivered_count,
+        cls.deliveries.count,
         cls.redelivered_count,
         cls.acknowledged_count,
         Counter(cls.dropped_counts),
@@ -105,7 +105,6 @@ def _count_positions(cls: MessageClass) -> Generator[None, None, _PositionTotals
     positions = drain_list(list(cls.positions))
     while part := list(islice(positions, _POSITIONS_PER_STEP)):
         for position in part:
-            totals.delivered_count += position.delivered_count
             totals.redelivered_count += position.redelivered_count
             totals.acknowledged_count += position.acknowledged_count
             if position.undelivered_counts:

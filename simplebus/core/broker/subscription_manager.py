@@ -449,6 +449,7 @@ class SubscriptionManager:
             delayed_wakeups=self._delayed_wakeups,
             failure_reasons=self._store.failure_reasons,
             redeliveries=handover.passed_spans(window),
+            class_deliveries=cls.deliveries,
         )
         cls.add_position(position)
         subscription = BrokerSubscription(position, session.outbox, class_id)
@@ -699,6 +700,7 @@ class SubscriptionManager:
             delayed_wakeups=self._delayed_wakeups,
             failure_reasons=store.failure_reasons,
             redeliveries=spans,
+            class_deliveries=cls.deliveries,
         )
         group: AnyGroup | None = None
         if is_key_ordered:

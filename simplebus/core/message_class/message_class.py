@@ -38,7 +38,7 @@ from simplebus.core.settings import FullPolicy, Retention
 from simplebus.core.statistics import ClassStatistics
 from simplebus.core.steps import drain_list, run_to_end
 from simplebus.core.subscription.channel_filter import ChannelFilter, ChannelTable
-from simplebus.core.subscription.position import Position
+from simplebus.core.subscription.position import ClassDeliveries, Position
 from simplebus.core.subscription.subscription import BrokerSubscription
 
 if TYPE_CHECKING:
@@ -129,7 +129,9 @@ class MessageClass:
         self.dropped_counts: Counter[Reason] = Counter()
         self.purged_sequences = SequenceSet()
         """Purged sequences that are still stored, and possibly some older sequences."""
-        self.delivered_count = self.redelivered_count = self.acknowledged_count = 0
+        self.deliveries = ClassDeliveries()
+        """First deliveries to all positions, the removed ones included."""
+        self.redelivered_count = self.acknowledged_count = 0
         """Totals of removed positions."""
         self.probe_sequence = NO_PROBE
         """Message whose ack latency is being measured, until all positions have acknowledged it."""
@@ -405,7 +407,6 @@ class MessageClass:
             del self.named_positions[key]
         if position.channel_filter is not None:
             self.channels.remove_filter(position.channel_filter)
-        self.delivered_count += position.delivered_count
         self.redelivered_count += position.redelivered_count
         self.acknowledged_count += position.acknowledged_count
         self.dropped_counts.update(position.undelivered_counts)
@@ -510,7 +511,11 @@ class MessageClass:
         self.backlog_window = window
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the floor index returns a wrong floor."""
+        """Raise AssertionError if the floor index returns a wrong floor, or too few messages are
+        counted as delivered.
+        """
+        delivered = sum(position.delivered_count for position in self.positions)
+        assert self.deliveries.count >= delivered, (self.deliveries.count, delivered)
         if self.positions:
             lowest = min(position.window.floor for position in self.positions)
             while (floor := self._floor_index.lowest_floor()) != lowest:
@@ -527,7 +532,7 @@ class MessageClass:
             spilled=self.spill.message_count if self.spill is not None else 0,
             spilled_bytes=self.spill.frame_bytes if self.spill is not None else 0,
             published=self.ring.head - self.compacted_count,
-            delivered=self.delivered_count + sum(s.delivered for s in subscriptions),
+            delivered=self.deliveries.count,
             redelivered=self.redelivered_count + sum(s.redelivered for s in subscriptions),
             acknowledged=self.acknowledged_count + sum(s.acknowledged for s in subscriptions),
             in_flight=sum(s.in_flight for s in subscriptions),

@@ -96,6 +96,13 @@ class PositionChanges:
         self.class_ids[position.class_id] = self.given_up[position] = None
 
 
+class ClassDeliveries:
+    """Number of first deliveries of a class to all of its positions, the ended ones included."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Position:
     """Delivery state of one consumer: a subscription, a durable or a group.
 
@@ -119,6 +126,7 @@ class Position:
         delayed_wakeups: DelayedWakeups | None = None,
         failure_reasons: FailureReasons | None = None,
         redeliveries: Iterable[Span] = (),
+        class_deliveries: ClassDeliveries | None = None,
     ) -> None:
         """Create a position.
 
@@ -136,6 +144,7 @@ class Position:
             delayed_wakeups: Wakeups at the end of delays.
             failure_reasons: Reasons of nacks.
             redeliveries: Spans that the window has in flight.
+            class_deliveries: Counter of the class, for all of its positions.
         """
         self.class_id = ring.class_id
         self.class_ring = ring
@@ -183,6 +192,7 @@ class Position:
             delayed_wakeups = DelayedWakeups(self._clock)
         self._delayed_wakeups = delayed_wakeups
         self._failure_reasons = FailureReasons() if failure_reasons is None else failure_reasons
+        self._class_deliveries = class_deliveries or ClassDeliveries()
         self._in_flight_bytes = InFlightBytes(ring)
         """Bytes of the messages in flight."""
         self._zero_copy_end = 0
@@ -456,7 +466,7 @@ class Position:
         last = self._copy_ranges(selected.sendable, last, pieces, tick)
         self._advance_cursor(last)
         delayed = selection.ranges_before(selected.delayed, last)
-        self.delivered_count += pieces.count
+        self._count_delivered(pieces.count)
         self._skip_unsendable(selected, last, attempts=0)
         if pieces.count:
             self._start_ack_timeout_except(delayed, first, last, 1, tick)
@@ -566,7 +576,12 @@ class Position:
         if attempts > 0:
             self.redelivered_count += count
         else:
-            self.delivered_count += count
+            self._count_delivered(count)
+
+    def _count_delivered(self, count: int) -> None:
+        """Count messages that were sent for the first time."""
+        self.delivered_count += count
+        self._class_deliveries.count += count
 
     def pass_new(self, selected: MessageSelection, last: int) -> None:
         """Move the cursor past the result of `select_new`, up to `last`."""
@@ -596,7 +611,7 @@ class Position:
         """Record that the new messages below `last` were sent."""
         first = self.window.cursor
         self._advance_cursor(last)
-        self.delivered_count += last - first
+        self._count_delivered(last - first)
         self.unacked.start_ack_timeout(first, last, 1, tick)
 
     def _advance_cursor(self, cursor: int) -> None:
