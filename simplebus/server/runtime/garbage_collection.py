@@ -4,13 +4,13 @@ A full collection of Python examines all objects: half a second with 200,000 sub
 client is served. The server's objects leave no reference cycles when they are dropped, so there is
 hardly any garbage to be found among old objects. They are excluded ten times a second: the number
 of young objects is limited by time alone while as many old ones are freed. A full collection occurs
-only if the process has eight times as many objects as after the last one, which a leak of cycles
-would cause, and at most once an hour.
+only if eight times as much memory is in use as after the last one, which a leak of cycles would
+cause, and at most once an hour.
 
 Young objects are collected more often than by default, so that each collection examines about 1,000
 objects instead of 8,000. All of them together take the same time. But each one also examines the
-elements of young containers, such as a list of 5,000 sessions: 1.4 ms. So objects are excluded at
-once after a collection that took long, and the next ones of the same turn are short.
+elements of young containers, such as a list of 5,000 sessions: 1.4 ms. So a collection that took
+long is followed by one of the middle generation, after which these containers are old.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _YOUNG_THRESHOLD = 250
 _MIDDLE_THRESHOLD = 3
 _NEVER = 1_000_000_000
 _LONG_COLLECTION_SECONDS = 0.0003
+"""Ten times the usual duration of a young collection."""
 
 
 async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -36,11 +37,11 @@ async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) 
 
     The first full collection is complete when the task has started.
     """
-    thresholds, exclude_after_long = gc.get_threshold(), _ExclusionAfterLongCollections()
+    thresholds, age_objects = gc.get_threshold(), _AgingAfterLongCollections()
     gc.set_threshold(_YOUNG_THRESHOLD, _MIDDLE_THRESHOLD, _NEVER)
-    gc.callbacks.append(exclude_after_long)
+    gc.callbacks.append(age_objects)
     try:
-        object_count = _collect_all()
+        block_count = _collect_all()
         task_status.started()
         while True:
             end = trio.current_time() + _FULL_COLLECTION_SECONDS
@@ -48,16 +49,18 @@ async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) 
                 await trio.sleep(_EXCLUDE_SECONDS)
                 gc.collect(1)  # Garbage would otherwise stay until the next full collection.
                 gc.freeze()
-            if sys.getallocatedblocks() > _FULL_COLLECTION_GROWTH * object_count:
-                object_count = _collect_all()
+            if sys.getallocatedblocks() > _FULL_COLLECTION_GROWTH * block_count:
+                block_count = _collect_all()
     finally:
-        gc.callbacks.remove(exclude_after_long)
+        gc.callbacks.remove(age_objects)
         gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 
-class _ExclusionAfterLongCollections:
-    """Callback of the collector that excludes all objects after a collection that took long."""
+class _AgingAfterLongCollections:
+    """Callback of the collector. After a young collection that took long, the next one is of the
+    middle generation: the remaining objects are old then, and are not examined again.
+    """
 
     def __init__(self) -> None:
         self._started_at = 0.0
@@ -65,13 +68,15 @@ class _ExclusionAfterLongCollections:
     def __call__(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self._started_at = time.perf_counter()
+        elif info["generation"] > 0:
+            gc.set_threshold(_YOUNG_THRESHOLD, _MIDDLE_THRESHOLD, _NEVER)
         elif time.perf_counter() - self._started_at > _LONG_COLLECTION_SECONDS:
-            gc.freeze()
+            gc.set_threshold(_YOUNG_THRESHOLD, 0, _NEVER)
 
 
 def _collect_all() -> int:
-    """Run a full collection, and exclude the remaining objects. Returns the number of objects of
-    all types, which is read without examining them.
+    """Run a full collection, and exclude the remaining objects. Returns the number of allocated
+    memory blocks, which is known without examining the objects.
     """
     gc.unfreeze()
     gc.collect()

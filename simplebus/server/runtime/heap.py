@@ -110,7 +110,10 @@ def return_free_memory_in_steps() -> Iterator[None]:
     heap_end = libc.sbrk(0)
     chunks: list[int] = []
     try:
-        while (chunk := libc.malloc(_CHUNK_BYTES)) is not None:
+        while True:
+            last_heap_end = libc.sbrk(0)
+            if (chunk := libc.malloc(_CHUNK_BYTES)) is None:
+                break
             chunks.append(chunk)
             end = chunk + _CHUNK_BYTES
             if end > heap_end:  # The heap had no free chunk of this size any more.
@@ -121,8 +124,8 @@ def return_free_memory_in_steps() -> Iterator[None]:
                 libc.madvise(first_page, last_page - first_page, mmap.MADV_DONTNEED)
             if len(chunks) % _RETURNED_CHUNKS_PER_STEP == 0:
                 yield
-        libc.mallopt(_M_TRIM_THRESHOLD, 0)  # The last chunk has extended the heap.
-        if chunks:
+        if chunks and libc.sbrk(0) > last_heap_end:  # The last chunk has extended the heap.
+            libc.mallopt(_M_TRIM_THRESHOLD, 0)
             libc.free(chunks.pop())
         libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
         while chunks:

@@ -36,7 +36,7 @@ def test_old_objects_are_examined_in_rare_full_collections_only(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(garbage_collection.run)
-            object_count = sys.getallocatedblocks()
+            block_count = sys.getallocatedblocks()
             await trio.sleep(0.5)
             young = Node()
             young_reference = weakref.ref(young)
@@ -49,7 +49,7 @@ def test_old_objects_are_examined_in_rare_full_collections_only(
             await trio.sleep(2 * 3600)
             assert old_reference() is not None  # There are not many more objects than before.
             assert gc.get_freeze_count() > 0
-            monkeypatch.setattr(sys, "getallocatedblocks", lambda: 9 * object_count)
+            monkeypatch.setattr(sys, "getallocatedblocks", lambda: 9 * block_count)
             await trio.sleep(3600)
             assert old_reference() is None
             nursery.cancel_scope.cancel()
@@ -70,15 +70,23 @@ def test_collection_of_young_objects_examines_few() -> None:
     assert young * (middle + 1) <= 3000
 
 
-def test_container_that_took_long_to_examine_is_excluded_at_once() -> None:
+def test_container_that_took_long_to_examine_is_old_after_the_next_collection() -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(garbage_collection.run)
             nodes = [Node() for _ in range(100_000)]
             gc.freeze()
             container = list(nodes)
+            middle = Node()
+            middle_reference = weakref.ref(middle)
             gc.collect(0)
-            assert all(each is not container for each in gc.get_objects())
+            del middle
+            young, *_ = gc.get_threshold()
+            new_nodes = [Node() for _ in range(young + 1)]
+            assert any(each is container for each in gc.get_objects(generation=2))
+            assert middle_reference() is None
+            assert gc.get_threshold()[1] > 0
+            del new_nodes
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
