@@ -79,8 +79,9 @@ SINGLE_DELIVERY_COST_BYTES = 10 * 1024
 GROUPING_COST_BYTES = 2 * 1024
 # Cost of comparing one sink of a subject with that of another subject.
 SINK_COMPARISON_COST_BYTES = 128
-# Cost of finding one of many sinks of a subject. The search for the sinks of a batch ends when more
-# than SEARCHED_SINKS_PER_TURN_MAX are found; then its messages are published singly.
+# Cost of finding, merging or examining one of many sinks of a subject. The search for the sinks of
+# a batch ends when more than SEARCHED_SINKS_PER_TURN_MAX are found; then its messages are published
+# singly.
 FOUND_SINK_COST_BYTES = 384
 SEARCHED_SINKS_PER_TURN_MAX = 4 * 1024
 # After a turn that took long, messages for more clients than this are sent in later turns: each
@@ -143,8 +144,6 @@ READ_BYTES_INITIAL = 4 * 1024
 
 # Sinks in the results that are cached by subject number; then all of these are forgotten.
 CACHED_SINKS_MAX = 256 * 1024
-# Results with more sinks are not compared with others: hashing the sinks would take long.
-COMPARED_SINKS_MAX = 1024
 # Time and memory for each merged queue group, as a number of sinks in a result.
 MERGED_GROUP_COST = 16
 

@@ -93,10 +93,8 @@ _OK = b"+OK\r\n"
 _PING = b"PING\r\n"
 _TOO_MANY_SUBSCRIPTIONS = error_line("maximum subscriptions exceeded")
 
-
 _SESSIONS_PER_STEP = 250
 """Sessions that one step of the statistics counts."""
-"""Sinks of a reply subject among which one step looks for the requester."""
 
 
 class NatsServer:

@@ -23,7 +23,9 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", bound=Hashable)
 
 _TUPLE_VALUES_MAX = 8
-"""Values of one pattern that are a tuple, the usual case, which takes less memory than a set."""
+"""Maximum number of values of one pattern that are kept in a tuple, which takes less memory than a
+set. This is the usual case.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class SubscriptionIndex(Generic[T]):
         """Remove a value from a pattern. Raises KeyError if the pair does not exist."""
         store = self._index_for(pattern)
         values = store.get(pattern)
-        if values is None or (isinstance(values, tuple) and value not in values):
+        if values is None or value not in values:
             raise KeyError(f"{value!r} was not inserted with the pattern {pattern!r}")
         if isinstance(values, tuple):
             if len(values) == 1:

@@ -97,7 +97,9 @@ class PositionChanges:
 
 
 class ClassDeliveries:
-    """Number of first deliveries of a class to all of its positions, the ended ones included."""
+    """Number of messages of a class that were sent for the first time, by all positions together,
+    ended ones included.
+    """
 
     def __init__(self) -> None:
         self.count = 0

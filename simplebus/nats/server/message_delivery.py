@@ -54,7 +54,9 @@ from simplebus.nats.server.routes import SinkRows, SubjectRoutes, SubjectSink, S
 from simplebus.nats.server.session import EncodedBatches, NatsSession, NatsSubscription
 
 ReceiverRows: TypeAlias = tuple[Collection[SubjectSink], Indexes | None]
-"""Some merged sinks, and the rows of the messages that they receive; None for all rows."""
+"""Some sinks, and the rows of the messages that they receive; None for all rows. Unlike those of
+SinkRows, the sinks are merged.
+"""
 
 
 class MessageDelivery:
@@ -138,14 +140,12 @@ class MessageDelivery:
         """Return the sinks of a subject, in turns: paged ones are not merged yet."""
         if isinstance(sinks, tuple):
             return drain_list(list(sinks))
-        merger, pages = self._routes.create_merger(), sinks.pages
-        del sinks
-        for page in pages:
+        merger = self._routes.create_merger()
+        for page in sinks.pages:
             if self.is_turn_over:
                 yield
             self.cost_bytes += len(page) * FOUND_SINK_COST_BYTES
             self.cost_bytes += merger.add(page) * GROUPING_COST_BYTES
-        del page, pages  # They would keep subscriptions that end meanwhile.
         yield  # The first delivery to thousands of merged groups takes long.
         return merger.drain()
 
@@ -193,7 +193,8 @@ class MessageDelivery:
                 self.cost_bytes += GROUPING_COST_BYTES
                 self.fan_out_bytes += GROUPING_COST_BYTES
                 remaining.add(sink, rows)
-        targets.clear()  # It would keep subscriptions that end meanwhile.
+        sinks = ()
+        targets.clear()  # They would keep subscriptions that end meanwhile.
         encoded: EncodedBatches = {}
         # Queue groups first: which clients receive their messages is known only then.
         group_targets, largest_bytes = remaining.pop(QUEUE_GROUPS), 0
@@ -490,6 +491,7 @@ class MessageDelivery:
             self.cost_bytes += found_count * FOUND_SINK_COST_BYTES
             matches += found
         targets = yield from self._find_targets_in_steps(batch, matches)
+        matches.clear()  # They would keep subscriptions that end meanwhile.
         yield from self.deliver_batch_in_steps(batch, targets, None)
 
     def _find_targets_in_steps(
@@ -498,7 +500,7 @@ class MessageDelivery:
         """Return the sinks of a batch, each once. `matches` are the sinks of each subject.
 
         Has a step at the end of each turn but the last. Often all subjects have the same sinks, and
-        comparing these is fast.
+        comparing these is fast, unless they are paged.
         """
         if isinstance(batch, UniformBatch):
             return [(matches[0], None)]

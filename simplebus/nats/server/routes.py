@@ -1,10 +1,12 @@
 """Routes from subjects to sinks.
 
 One index holds all subscriptions. Results are cached by subject number until a route changes.
-Subjects with the same sinks share a result, so a batch is split by results and not by subjects.
+Subjects with the same sinks share a result unless it is paged, so a batch is split by results and
+not by subjects.
 Every ack has a unique subject, for which no result would be cached. So all ack subjects are looked
 up as one placeholder subject, unless a pattern matches only some of them. Queue groups of one name
-are merged: those of a few sinks at once, those of paged sinks by the delivery, in several turns.
+are merged: at once if the sinks are a tuple, and by the delivery, in several turns, if they are
+paged.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from simplebus.core.steps import drain_list
 from simplebus.nats import subjects
 from simplebus.nats.limits import (
     CACHED_SINKS_MAX,
-    COMPARED_SINKS_MAX,
     MERGED_GROUP_COST,
     REMOVALS_PER_TURN_MAX,
     SCATTERED_FRACTION,
@@ -137,8 +138,8 @@ class SubjectRoutes:
         self._merged_results: dict[int, tuple[SubjectSinks, SubjectSinks]] = {}
         """Sinks that were found, and these sinks merged, by the `id` of the first."""
         self._merged_sink_count = 0
-        self._results: dict[SubjectSinks, int] = {}
-        """Results by their sinks, if there are few."""
+        self._results: dict[tuple[SubjectSink, ...], int] = {}
+        """Results by their sinks, except for paged ones."""
         self._results_by_identity: dict[int, int] = {}
         """Results by the `id` of their sinks: hashing thousands of sinks takes long."""
         self._sinks: list[SubjectSinks] = []
@@ -388,12 +389,11 @@ class SubjectRoutes:
 
     def _result_number(self, sinks: SubjectSinks) -> int:
         number = None
-        is_wide = len(sinks) > COMPARED_SINKS_MAX
-        if not is_wide:
+        if isinstance(sinks, tuple):
             number = self._results.get(sinks)
         if number is None:
             number = len(self._sinks)
-            if not is_wide:
+            if isinstance(sinks, tuple):
                 self._results[sinks] = number
             self._sinks.append(sinks)
             self._cached_sink_count += _search_cost(sinks)
@@ -409,15 +409,15 @@ class SinkMerger:
     def __init__(self, random: RandomNumbers) -> None:
         self._random = random
         self._subscription_pages: list[Collection[SubjectSink]] = []
-        """Pages that need no merging."""
+        """Pages with subscriptions outside queue groups only, which need no merging."""
         self._sinks: list[SubjectSink] = []
         """The sinks of other pages, merged."""
         self._places: ShardedDict[Hashable, int] = ShardedDict()
         """Index in `_sinks` by the name of a queue group, or by a sink that may be repeated."""
 
     def add(self, sinks: Collection[SubjectSink]) -> int:
-        """Add some of the sinks of a subject, which must stay the same. Returns the cost, as a
-        number of sinks that are examined one by one.
+        """Add some of the sinks of a subject. The collection must not change until `drain` ends.
+        Returns the cost, as a number of sinks that are examined one by one.
         """
         if set(map(type, sinks)) == _SUBSCRIPTIONS_ONLY:
             self._subscription_pages.append(sinks)
@@ -442,7 +442,7 @@ class SinkMerger:
         return cost
 
     def drain(self) -> Iterator[SubjectSink]:
-        """Remove the merged sinks and yield them."""
+        """Yield the merged sinks, and release them part by part."""
         pages: Iterator[Collection[SubjectSink]] = drain_list(self._subscription_pages)
         return chain(chain.from_iterable(pages), drain_list(self._sinks))
 
@@ -476,9 +476,13 @@ class ChannelListeners:
         """Return up to `max_count` subscriptions and queue groups, and the number left out."""
         subject = channel.encode()
         merger = self._routes.create_merger()
+        merged_count = 0
         for page in pages_of(self._routes.match(subject)):
+            if merged_count >= _LISTENERS_PER_STEP:
+                merged_count = 0
+                yield
             merger.add(page)
-            yield
+            merged_count += len(page)
         listeners: list[ListenerInfo] = []
         left_out = 0
         for number, sink in enumerate(merger.drain(), 1):

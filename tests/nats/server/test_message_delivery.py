@@ -646,11 +646,11 @@ def test_one_member_receives_a_message_while_subscriptions_change(
     subscribed: list[tuple[bytes, bytes]],
     changes: list[tuple[bytes, bytes, bool]],
     publication: bytes,
-    merged_at_once_max: int,
+    tuple_max: int,
     is_single: bool,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matches, "MATCHES_IN_TUPLE_MAX", merged_at_once_max)
+        patch.setattr(matches, "MATCHES_IN_TUPLE_MAX", tuple_max)
         if is_single:
             patch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", 0)
         harness = splitting()

@@ -65,7 +65,7 @@ NAMES = st.lists(st.sampled_from(["a", "b", "#"]), min_size=1, max_size=3).map(
 def test_batch_routes_equal_single_routes(
     subscribed: list[tuple[bytes, bytes]],
     names: list[bytes],
-    compared_sinks_max: int,
+    tuple_max: int,
     cached_sinks_max: int,
 ) -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
@@ -75,7 +75,7 @@ def test_batch_routes_equal_single_routes(
     numbers = numbered(routes.table, names)
     found: dict[int, list[object]] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routes_module, "COMPARED_SINKS_MAX", compared_sinks_max)
+        patch.setattr(matches, "MATCHES_IN_TUPLE_MAX", tuple_max)
         patch.setattr(routes_module, "CACHED_SINKS_MAX", cached_sinks_max)
         routes.match_each(numbers)
         for sinks, rows in routes.split_by_sinks(numbers):
@@ -285,7 +285,7 @@ def sorted_members(group: SubjectSink) -> list[NatsSubscription]:
 
 @given(SUBSCRIBED, ROUTE_NAMES, st.integers(1, 4), st.sampled_from([0, 1, 2, 100]))
 def test_sinks_merged_in_steps_equal_sinks_merged_at_once(
-    subscribed: list[tuple[bytes, bytes]], name: bytes, page_size: int, merged_at_once_max: int
+    subscribed: list[tuple[bytes, bytes]], name: bytes, page_size: int, tuple_max: int
 ) -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
     session = NatsServerHarness().client(QUIET).session
@@ -298,7 +298,7 @@ def test_sinks_merged_in_steps_equal_sinks_merged_at_once(
     expected_receivers = Counter(map(tuple, expected.values()))
     assert receivers_of(routes.match(name)) == expected_receivers
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matches, "MATCHES_IN_TUPLE_MAX", merged_at_once_max)
+        patch.setattr(matches, "MATCHES_IN_TUPLE_MAX", tuple_max)
         patch.setattr(matches, "PAGE_SIZE", page_size)
         routes.subscribe(NatsSubscription(session, b"other.>", b"", b"99"))  # Clears the cache.
         found, merger = routes.match(name), routes.create_merger()
