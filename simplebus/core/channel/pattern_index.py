@@ -303,13 +303,17 @@ class PatternIndex(Generic[V]):
 
 
 class PatternSet:
-    """Set of legal patterns, with a search by name. It does not change."""
+    """Set of legal patterns, with a search by name."""
 
     __slots__ = ("_literal", "_wild")
 
-    def __init__(self, patterns: Iterable[str]) -> None:
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
         self._literal: set[str] = set()
         self._wild: PatternIndex[bool] = PatternIndex()
+        self.update(patterns)
+
+    def update(self, patterns: Iterable[str]) -> None:
+        """Add patterns."""
         for pattern in patterns:
             if is_literal(pattern):
                 self._literal.add(pattern)

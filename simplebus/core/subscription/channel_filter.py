@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.channel.matches import Matches
-from simplebus.core.channel.pattern import ZERO_OR_MORE, is_literal
+from simplebus.core.channel.pattern import ZERO_OR_MORE, is_literal, matches
 from simplebus.core.channel.pattern_index import PatternSet
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import (
@@ -57,6 +57,7 @@ class ChannelFilter:
     """Channels that one subscription receives."""
 
     __slots__ = (
+        "_indexed_count",
         "_match_states",
         "_matched_count",
         "_name_by_number",
@@ -87,8 +88,10 @@ class ChannelFilter:
         self.scope = scope
         self.watched_patterns = self.patterns or (ZERO_OR_MORE,)
         """Patterns by which new channels are looked up."""
-        self._pattern_set: PatternSet | None = None
-        """The patterns, indexed; None until a channel is matched against them."""
+        self._indexed_count = 0
+        """Number of leading patterns in `_pattern_set`."""
+        self._pattern_set = PatternSet()
+        """The patterns that are indexed; empty until a channel is matched against them."""
         self._uncounted_cost = 0
         """Cost of patterns that were indexed since the last call of `find_known_end`."""
         self._name_by_number, self._number_by_name = name_by_number, number_by_name
@@ -156,14 +159,14 @@ class ChannelFilter:
         """Return how many leading `numbers` can be matched at a limited cost, and the cost.
 
         The cost is the number of channels that must be compared with the patterns, at most
-        COMPARED_CHANNELS_MAX. Indexing many patterns counts as comparing more channels.
+        COMPARED_CHANNELS_MAX. Indexing many patterns counts as comparing more channels, and until
+        all of them are indexed, each call lets one channel be compared with all patterns.
         """
         self._grow_to(len(self._name_by_number) - 1)
         unevaluated_indexes = np.flatnonzero(self._match_states.take(numbers) == _UNKNOWN)
-        if unevaluated_indexes.size and self._pattern_set is None:
-            self._index_patterns()
+        is_indexed = not unevaluated_indexes.size or self._index_some_patterns()
         count, self._uncounted_cost = self._uncounted_cost, 0
-        unevaluated_max = max(COMPARED_CHANNELS_MAX - count, 1)
+        unevaluated_max = max(COMPARED_CHANNELS_MAX - count, 1) if is_indexed else 1
         if unevaluated_indexes.size > unevaluated_max:
             return int(unevaluated_indexes[unevaluated_max]), COMPARED_CHANNELS_MAX
         return numbers.size, min(unevaluated_indexes.size + count, COMPARED_CHANNELS_MAX)
@@ -184,13 +187,19 @@ class ChannelFilter:
 
     def has_pattern(self, name: str) -> bool:
         """Return True if a pattern matches the channel."""
-        return (self._pattern_set or self._index_patterns()).has_match(name)
+        if self._indexed_count == len(self.watched_patterns) or self._index_some_patterns():
+            return self._pattern_set.has_match(name)
+        return any(matches(pattern, name) for pattern in self.watched_patterns)
 
-    def _index_patterns(self) -> PatternSet:
-        self._pattern_set = PatternSet(self.watched_patterns)
+    def _index_some_patterns(self) -> bool:
+        """Index as many patterns as one turn should. Returns True if all are indexed."""
+        first = self._indexed_count
+        added = self.watched_patterns[first : first + PATTERNS_PER_TURN]
+        self._pattern_set.update(added)
+        self._indexed_count += len(added)
         if len(self.patterns) > _FEW_PATTERNS_MAX:
-            self._uncounted_cost = _CHANNELS_PER_PATTERN * len(self.patterns)
-        return self._pattern_set
+            self._uncounted_cost += _CHANNELS_PER_PATTERN * len(added)
+        return self._indexed_count == len(self.watched_patterns)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.limits import COMPARED_CHANNELS_MAX
+from simplebus.core.limits import COMPARED_CHANNELS_MAX, PATTERNS_PER_TURN
 from simplebus.core.ring.columns import MessageRows
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
@@ -356,15 +356,28 @@ def test_known_end_is_before_the_first_channel_too_many(
         assert found == (len(channels), len(new_indexes))
 
 
-@pytest.mark.parametrize("is_indexed", [False, True])
-def test_indexed_patterns_count_as_compared_channels(is_indexed: bool) -> None:
+def test_indexed_patterns_count_as_compared_channels() -> None:
     table = ChannelTable(create_ring())
     numbers = table.intern_names([f"c{n}" for n in range(COMPARED_CHANNELS_MAX)])
     assert numbers is not None
-    filter_ = add_filter(table, *(f"*.{n}" for n in range(100)))
-    if is_indexed:
-        filter_.is_match(numbers.pop())
+    filter_ = add_filter(table, *(f"*.{n}" for n in range(PATTERNS_PER_TURN + 40)))
     channels = np.array(numbers, np.uint32)
-    expected = COMPARED_CHANNELS_MAX - 200
+    assert filter_.find_known_end(channels) == (1, COMPARED_CHANNELS_MAX)
+    expected = COMPARED_CHANNELS_MAX - 80
     assert filter_.find_known_end(channels) == (expected, COMPARED_CHANNELS_MAX)
     assert filter_.find_known_end(channels) == (len(numbers), len(numbers))
+
+
+@given(
+    st.lists(st.sampled_from(["a.b", "a.*", "*.b", "b.#", "a.>", "c"]), max_size=6, unique=True),
+    st.lists(st.sampled_from(["a", "b", "a.b", "b.b", "a.c", "c", "c.c"]), min_size=1, max_size=8),
+)
+def test_pattern_matches_while_some_patterns_are_not_indexed(
+    patterns: list[str], names: list[str]
+) -> None:
+    filter_ = add_filter(ChannelTable(create_ring()), *patterns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel_filter, "PATTERNS_PER_TURN", 1)
+        for name in names:
+            expected = not patterns or any(is_match(pattern, name) for pattern in patterns)
+            assert filter_.has_pattern(name) == expected
