@@ -26,6 +26,8 @@ WILDCARDS = TAIL_WILDCARDS | {ONE_SEGMENT}
 
 # ASCII white space and control characters, and surrogates, which UTF-8 cannot encode.
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
+# Up to 16 segments of printable ASCII, with `#` and `>` only at the end.
+_COMMON_PATTERN = re.compile(r"(?:(?![#>]\.)[!-\-/-~]++\.){0,15}+[!-\-/-~]++")
 _SHOWN_MAX = 80
 _UNBOUNDED = 1 << 62
 
@@ -43,18 +45,8 @@ def check_name(name: str) -> str:
 
 def check_pattern(pattern: str) -> str:
     """Return `pattern` if it is legal for a subscription. Raises ValueError if not."""
-    segments = _check_segments(pattern, "pattern")
-    if len(segments) > PATTERN_SEGMENTS_MAX and not WILDCARDS.isdisjoint(segments):
-        raise ValueError(
-            f"pattern {_shorten(pattern)} of {len(segments)} segments is too long, expected at "
-            f"most {PATTERN_SEGMENTS_MAX} if some are wildcards"
-        )
-    for number, segment in enumerate(segments[:-1], 1):
-        if segment in TAIL_WILDCARDS:
-            raise ValueError(
-                f"pattern {_shorten(pattern)}: segment {number} of {len(segments)} is the wildcard "
-                f"{segment}, which may only be the last"
-            )
+    if len(pattern) > CHANNEL_BYTES_MAX or not _COMMON_PATTERN.fullmatch(pattern):
+        _check_pattern_rules(pattern)
     return pattern
 
 
@@ -105,6 +97,21 @@ def _parse_pattern(pattern: str) -> tuple[list[str], int, int]:
         return segments, len(segments), len(segments)
     segments_min = len(segments) - (segments.pop() == ZERO_OR_MORE)
     return segments, segments_min, _UNBOUNDED
+
+
+def _check_pattern_rules(pattern: str) -> None:
+    segments = _check_segments(pattern, "pattern")
+    if len(segments) > PATTERN_SEGMENTS_MAX and not WILDCARDS.isdisjoint(segments):
+        raise ValueError(
+            f"pattern {_shorten(pattern)} of {len(segments)} segments is too long, expected at "
+            f"most {PATTERN_SEGMENTS_MAX} if some are wildcards"
+        )
+    for number, segment in enumerate(segments[:-1], 1):
+        if segment in TAIL_WILDCARDS:
+            raise ValueError(
+                f"pattern {_shorten(pattern)}: segment {number} of {len(segments)} is the wildcard "
+                f"{segment}, which may only be the last"
+            )
 
 
 def _check_segments(text: str, kind: str) -> list[str]:
