@@ -579,20 +579,17 @@ class ChannelTable:
 
 def _names_bytes(names: list[str]) -> int:
     """Return the approximate memory of channels."""
-    joined = "".join(names)
-    text_bytes = len(joined) if joined.isascii() else sum(map(_text_bytes, names))
-    return CHANNEL_BYTES * len(names) + text_bytes
+    return CHANNEL_BYTES * len(names) + _text_bytes(names)
 
 
 def _patterns_bytes(patterns: Sequence[str]) -> int:
     """Return the approximate memory of a filter's patterns, here and in its own matcher."""
-    return sum(map(_pattern_bytes, patterns))
+    segments = sum(pattern.count(".") + 1 for pattern in patterns if not is_literal(pattern))
+    return PATTERN_BYTES * len(patterns) + PATTERN_SEGMENT_BYTES * segments + _text_bytes(patterns)
 
 
-def _pattern_bytes(pattern: str) -> int:
-    segments = 0 if is_literal(pattern) else pattern.count(".") + 1
-    return PATTERN_BYTES + segments * PATTERN_SEGMENT_BYTES + _text_bytes(pattern)
-
-
-def _text_bytes(text: str) -> int:
-    return len(text) if text.isascii() else 4 * len(text)
+def _text_bytes(texts: Sequence[str]) -> int:
+    joined = "".join(texts)
+    if joined.isascii():
+        return len(joined)
+    return sum(len(text) if text.isascii() else 4 * len(text) for text in texts)
