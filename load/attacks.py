@@ -4,9 +4,10 @@
 
 The bystander sends itself a message through the NATS port every other millisecond. Each round
 starts a server, measures the bystander while the server is calm, and then from the first request of
-an attack until the attacker's connections have ended. Attackers run at low priority, and the
-server's event loop on a separate core, because real attackers have their own machine. Figures are
-relative to the calm of the same round, because machines are shared.
+an attack until the attacker's connections have ended. The server's event loop runs on a separate
+core, and the bystander at real-time priority if the system permits it, because a real attacker has
+a machine of its own. Figures are relative to the calm of the same round, because machines are
+shared.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from statistics import median, quantiles
 
 from load.brokers import HOST, REPOSITORY, START_S, running
 from load.connection_attack import listener_ports
 from load.measure import RunOptions
-from load.processes import LoadError, Process
+from load.processes import LoadError, Process, real_time_priority, separate_core
 from load.report import Row
 from simplebus.core.limits import BINDINGS_MAX
 from simplebus.core.protocol import frames
@@ -56,7 +56,8 @@ def run(run_options: RunOptions) -> list[Row]:
             args = (*run_options.server_args, *SERVER)
             with (
                 running("simplebus-all", server_args=args) as broker,
-                _separate_core(broker.process.pid),
+                separate_core(broker.process.pid),
+                real_time_priority(),
             ):
                 found.append(_measure(kind, listener_ports(broker.process.output())))
         calm, attacked, worst = map(list, zip(*found, strict=True))
@@ -68,18 +69,6 @@ def run(run_options: RunOptions) -> list[Row]:
         title = f"p99 under attack against calm: {kind}"
         rows.append(Row("attacks", title, relative, "x", P99_MAX, less_is_better=True, note=note))
     return rows
-
-
-@contextmanager
-def _separate_core(pid: int) -> Iterator[None]:
-    """Keep the main thread of a process on one core, and this process with its children off it."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(pid, cores[:1])
-    os.sched_setaffinity(0, cores[1:] or cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def _measure(kind: str, ports: str) -> tuple[float, float, float]:
