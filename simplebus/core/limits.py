@@ -228,7 +228,7 @@ REDELIVERY_MESSAGES = 4096
 # ranges: up to REDELIVERY_PIECES ranges of a window with gaps.
 REDELIVERY_PLAIN_BYTES = 1024 * 1024
 REDELIVERY_PLAIN_MESSAGES = 32_768
-REDELIVERY_PIECES = 512
+REDELIVERY_PIECES = 256
 
 # Messages that are checked at once to find out whether a subscription receives all of them.
 LOOKAHEAD_MESSAGES = 16_384
@@ -246,7 +246,7 @@ SCAN_COST_OF_COPY = 16
 # A delayed range of messages that becomes due counts as this many scanned messages.
 SCAN_COST_OF_DELAY = 64
 # A redelivered range of a window with gaps counts as this many scanned messages.
-SCAN_COST_OF_PIECE = 64
+SCAN_COST_OF_PIECE = 128
 # Spans that are searched for one message.
 SCAN_SPANS_MAX = 1024
 # Ranges of messages whose attempts and delays a subscription without a durable passes on to one of
