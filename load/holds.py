@@ -6,9 +6,9 @@ No request holds the loop for longer than HOLD_MAX_S: longer work is cut into st
 the server processes other clients. The server runs with an instrument that reports each step of a
 millisecond or more; see `load.hold_server`. The requests run one kind after the other, and each row
 is the longest step from the beginning of a kind to the beginning of the next one. `--only` measures
-the kinds with a text in their title, after those whose messages they need. The event loop runs on a
-separate core, because Linux charges the time of network interrupts, here those of the clients, to
-the thread that they interrupt.
+the kinds with a text in their title, after those whose messages they need. The clients run on
+another core than the event loop: Linux charges network interrupts to the thread that they
+interrupt, and on a shared core the event loop would also be charged for those of the clients.
 """
 
 from __future__ import annotations

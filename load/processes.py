@@ -151,7 +151,7 @@ class Process:
 
 @contextlib.contextmanager
 def separate_core(pid: int) -> Iterator[None]:
-    """Keep the main thread of a process on one core, and this thread with later children off it."""
+    """Keep the main thread of a process on one core, and this thread off it."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(pid, cores[:1])
     os.sched_setaffinity(0, cores[1:] or cores)
@@ -162,17 +162,20 @@ def separate_core(pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def real_time_priority() -> Iterator[None]:
-    """Run this thread before all ordinary ones of its core, if the system permits it.
+def real_time_priority() -> Iterator[bool]:
+    """Give this thread precedence over normal threads, and yield True if the system permits it.
 
-    Linux lets a thread of normal priority wait up to 4 ms for another one, even for one at low
-    priority.
+    Otherwise the thread may wait up to 4 ms (measured) for another thread of its core, even for one
+    at low priority.
     """
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-    with contextlib.suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    is_permitted = True
     try:
-        yield
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        is_permitted = False
+    try:
+        yield is_permitted
     finally:
         os.sched_setscheduler(0, policy, parameters)
 
