@@ -80,7 +80,10 @@ def sample_long_steps(recorder: HoldRecorder, thread_id: int) -> None:
         step = recorder.step_count
         frame = sys._current_frames().get(thread_id) if step == last_step else None
         if frame is not None and step == recorder.step_count:
+            # A collection in `f_back` could run another thread, which ends the frame: a crash.
+            gc.disable()
             recorder.stacks[_describe_stack(frame)] += 1
+            gc.enable()
         last_step = step
 
 
