@@ -67,19 +67,19 @@ EXPENSIVE_EVENTS_MAX = 16
 # Slow requests of one peer that one turn of the event loop processes, by their length. The length
 # of each is increased by SLOW_REQUEST_BYTES, because even a short request may take a millisecond.
 SLOW_REQUESTS_BYTES_MAX = 8 * 1024
-SLOW_REQUEST_BYTES = 3072
+SLOW_REQUEST_BYTES = 4096
 # The increase for a Nack or Working, which takes about 40 microseconds.
 SLOW_ACK_BYTES = 320
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
-MIXED_ENVELOPES_PER_TURN = 512
+MIXED_ENVELOPES_PER_TURN = 384
 # Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.
 HEADERS_BYTES_PER_TURN = 32 * 1024
 # Frames of different lengths, types or classes, and frames that begin with an Ack, in one turn.
 # After some refusals, the frames of some turns are fewer: each refusal is sent in an Error frame.
 FRAMES_PER_TURN = 8192
 ACKS_PER_TURN = 16_384
-REFUSALS_MAX = 32
-FRAMES_AFTER_REFUSALS = 64
+REFUSALS_MAX = 16
+FRAMES_AFTER_REFUSALS = 32
 # Acks of several subscriptions, or between other frames, in one turn: in version 2, each may be
 # invalid and is then refused.
 INTERLEAVED_ACKS_PER_TURN = 512
@@ -101,7 +101,7 @@ TICKED_SESSIONS_PER_TURN = 64
 TICKED_CLASSES_PER_TURN = 128
 # Classes of a Connect that are created in one turn of the event loop. A Connect that is shorter
 # than LONG_CONNECT_BYTES cannot name more of them.
-CREATED_CLASSES_PER_TURN = 32
+CREATED_CLASSES_PER_TURN = 24
 # Positions of a class that are notified of new messages, or that drop old ones, in one turn.
 POSITIONS_PER_TURN = 128
 # Positions of a class whose messages are counted in one step, and the same for members of a group.
@@ -181,7 +181,7 @@ ADDRESS_SPACE_RESERVE_BYTES = 16 * 1024 * 1024
 RING_IDLE_TICKS = 30
 # Single messages reuse the front of an empty segment after this many bytes, which fit into a cache.
 RING_RESTART_BYTES = 64 * 1024
-RING_FREED_SEGMENTS_MAX = 4
+RING_FREED_SEGMENTS_MAX = 2
 
 # A full class that drops its oldest messages, and has more positions than this, drops a further
 # part of its messages each time, because moving all positions for each new message takes long.
@@ -228,13 +228,13 @@ REDELIVERY_MESSAGES = 4096
 # ranges: up to REDELIVERY_PIECES ranges of a window with gaps.
 REDELIVERY_PLAIN_BYTES = 1024 * 1024
 REDELIVERY_PLAIN_MESSAGES = 32_768
-REDELIVERY_PIECES = 256
+REDELIVERY_PIECES = 128
 
 # Messages that are checked at once to find out whether a subscription receives all of them.
 LOOKAHEAD_MESSAGES = 16_384
 
 # Messages scanned in one turn without finding one to deliver.
-SCAN_MESSAGES_MAX = 65_536
+SCAN_MESSAGES_MAX = 32_768
 # After scanning this many messages, a connection starts no other scan in the same turn.
 CONNECTION_SCAN_MESSAGES_MAX = SCAN_MESSAGES_MAX // 2
 # Messages scanned in one turn for a subscription that starts with last values.
@@ -445,7 +445,7 @@ CHECKPOINT_POSITIONS = 1000
 # and those of all ranges when the server stops.
 CHECKPOINT_POSITIONS_PER_TURN = 64
 CHECKPOINT_ROWS_PER_TURN = 1024
-CHECKPOINT_RANGES_MAX = 8192
+CHECKPOINT_RANGES_MAX = 4096
 CHECKPOINT_PAUSE_SECONDS = 0.005
 # With this many changes of classes, durables and publisher names, a write batch is built even if
 # the journal's thread is busy: building a longer batch later would take too long.

@@ -64,7 +64,7 @@ _SCALAR_MESSAGES_MAX = 4
 _SCAN_MIN = 16
 
 # Messages assigned before the group continues in a later turn: each takes 3 microseconds.
-_ASSIGNED_PER_TURN_MAX = 1024
+_ASSIGNED_PER_TURN_MAX = 512
 
 # Weights of members computed in one turn after members have left: each takes 10 nanoseconds.
 _WEIGHTS_PER_TURN_MAX = 1 << 17
@@ -302,7 +302,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
     It is a `MessageHolder` of its position: it holds the messages that wait in partitions.
     """
 
-    _continued_scan_max: ClassVar[int] = 2048
+    _continued_scan_max: ClassVar[int] = 1024
 
     def __init__(
         self, position: Position, clock: BrokerClock, delayed_wakeups: DelayedWakeups

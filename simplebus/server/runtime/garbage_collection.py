@@ -2,7 +2,7 @@
 
 A full collection of Python examines all objects: half a second with 200,000 subscriptions, while no
 client is served. The server's objects leave no reference cycles when they are dropped, so there is
-hardly any garbage to be found among old objects. They are excluded ten times a second: the number
+hardly any garbage to be found among old objects. They are excluded 20 times a second: the number
 of young objects is limited by time alone while as many old ones are freed. A full collection occurs
 only if eight times as much memory is in use as after the last one, which a leak of cycles would
 cause, and at most once an hour.
@@ -21,7 +21,7 @@ import time
 
 import trio
 
-_EXCLUDE_SECONDS = 0.1
+_EXCLUDE_SECONDS = 0.05
 _FULL_COLLECTION_SECONDS = 3600.0
 _FULL_COLLECTION_GROWTH = 8
 _YOUNG_THRESHOLD = 250
