@@ -104,6 +104,10 @@ TICKED_CLASSES_PER_TURN = 128
 CREATED_CLASSES_PER_TURN = 24
 # Positions of a class that are notified of new messages, or that drop old ones, in one turn.
 POSITIONS_PER_TURN = 128
+# Members of a group from which one turn takes messages back, because they are overdue, purged or
+# dropped; fewer if the members hold many ranges of messages.
+RECLAIMED_MEMBERS_PER_TURN = 64
+RECLAIMED_RANGES_PER_TURN = 1024
 # Positions of a class whose messages are counted in one step, and the same for members of a group.
 COUNTED_POSITIONS_PER_STEP = 1024
 COUNTED_MEMBERS_PER_STEP = 512
@@ -183,8 +187,9 @@ RING_IDLE_TICKS = 30
 RING_RESTART_BYTES = 64 * 1024
 RING_FREED_SEGMENTS_MAX = 2
 
-# A full class that drops its oldest messages, and has more positions than this, drops a further
-# part of its messages each time, because moving all positions for each new message takes long.
+# A full class that drops its oldest messages, and has more positions and members of groups than
+# this, drops a further part of its messages each time, because moving all of them for each new
+# message takes long.
 DROPPED_SINGLY_POSITIONS_MAX = 64
 DROP_OLDEST_DIVISOR = 64
 

@@ -168,7 +168,7 @@ def test_messages_with_few_channels_are_stored_in_portions() -> None:
     counts = [bus.statistics(1).ring.message_count]
     while run_turn(peer):
         counts.append(bus.statistics(1).ring.message_count - sum(counts))
-    assert max(counts) <= MIXED_ENVELOPES_PER_TURN
+    assert max(counts) <= MIXED_ENVELOPES_PER_TURN * 5 / 4  # Those with the first channel are free.
     assert sum(counts) == 10_000
 
 
@@ -536,7 +536,7 @@ def test_last_values_are_found_in_portions(start: str, monkeypatch: pytest.Monke
         turns += 1
         assert not peer.session.subscriptions
         run_turn(peer)
-    assert turns == (9 if start == "last_values" else 0)
+    assert turns == 9
     while run_turn(peer):
         pass
     assert list(peer.session.subscriptions) == [1, 2]
@@ -686,7 +686,7 @@ def test_a_part_of_a_tick_frees_the_memory_of_few_classes() -> None:
     largest = max(cls.ring.statistics().memory_bytes for cls in bus.broker.classes.values())
     assert largest > RING_SEGMENT_BYTES_MAX
     used_bytes = bus.broker.budget.used_bytes
-    for _ in range(2 * RING_IDLE_TICKS):
+    for _ in range(2 * RING_IDLE_TICKS + 4):
         for _ in bus.broker.tick_in_parts():
             assert used_bytes - bus.broker.budget.used_bytes <= largest
             used_bytes = bus.broker.budget.used_bytes

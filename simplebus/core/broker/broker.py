@@ -852,14 +852,16 @@ class Broker:
                     continue  # It has ended between the parts.
                 if stalled_ticks := self._new_stalled_ticks(position):
                     position.unacked.postpone_ack_timeouts(stalled_ticks)
-                position.tick(self.clock.tick)
+                for _ in position.tick_in_parts(self.clock.tick):
+                    yield TICKED_CLASSES_PER_TURN
                 if (subscription := cls.subscriptions.get(position)) is not None:
                     if subscription.has_work:
                         subscription.outbox.enqueue(subscription)
                     if subscription.is_queued:
                         subscription.outbox.mark_ready()
                 elif (group := cls.groups.get(position)) is not None:
-                    group.tick(self.clock.tick)
+                    for _ in group.tick_in_parts(self.clock.tick):
+                        yield TICKED_CLASSES_PER_TURN
                     group.distribute_messages()
             yield len(part)
         yield 1

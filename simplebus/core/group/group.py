@@ -10,8 +10,7 @@ member leaves behind, does not read or does not acknowledge in time are assigned
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -20,14 +19,19 @@ from simplebus.core.group.least_loaded import LeastLoadedMembers
 from simplebus.core.limits import (
     GROUP_IN_FLIGHT_MESSAGES,
     IN_FLIGHT_BYTES,
+    RECLAIMED_MEMBERS_PER_TURN,
+    RECLAIMED_RANGES_PER_TURN,
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
     SCAN_MESSAGES_MAX,
+    SEQUENCE_MAX,
 )
 from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.frames import Integers
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
 from simplebus.core.redelivery.handover import PositionHandover
+from simplebus.core.redelivery.redelivery_queue import SpanSet
+from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.subscription.copied_frames import CopiedFrames
@@ -44,6 +48,10 @@ FIRST_SCAN_MAX = 512
 
 # Assignments to members before the group continues in a later turn: each takes 20 microseconds.
 ASSIGNMENTS_PER_TURN_MAX = 128
+
+# The bytes of this many ranges or more are estimated when a member no longer holds them: measuring
+# takes a microsecond each.
+_MEASURED_MAX = 16
 
 # A redelivered span costs as much as scanning this many messages, even if it is assigned.
 SPAN_SCAN_COST = 32
@@ -80,7 +88,7 @@ class GroupMember:
         self.assigned_count = 0
         """Messages assigned and not acknowledged."""
         self.assigned_bytes = 0
-        """Bytes of the messages assigned and not acknowledged."""
+        """Bytes of the messages assigned and not acknowledged; an estimate, see `_subtract`."""
         self.last_assigned_turn = 0
         """Turn of the group in which this member was last assigned messages."""
         self.assigned_tick = 0
@@ -91,16 +99,16 @@ class GroupMember:
         """True if the session has ended, so that the member is removed soon."""
         self._ack_timer = TimerWheel()
         """Messages in flight, by the tick at which they are overdue."""
-        self._unsent_spans: deque[Span] = deque()
-        """Messages assigned and not sent yet."""
+        self._unsent: dict[int, SequenceSet] = {}
+        """Messages assigned and not sent yet, by attempts. No set is empty."""
 
     @property
     def has_frames_to_copy(self) -> bool:
-        return bool(self._unsent_spans)
+        return bool(self._unsent)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._unsent_spans)
+        return bool(self._unsent)
 
     @property
     def has_messages(self) -> bool:
@@ -115,13 +123,14 @@ class GroupMember:
 
     def iter_spans(self) -> Iterator[Span]:
         """Yield the spans of all assigned messages, sent or not."""
-        yield from self._unsent_spans
+        for attempts, sequences in self._unsent.items():
+            yield from (Span(first, last, attempts) for first, last in sequences)
         yield from self._ack_timer
 
     @property
     def unsent_count(self) -> int:
         """Messages assigned and not sent yet."""
-        return sum(span.last - span.first for span in self._unsent_spans)
+        return sum(map(len, self._unsent.values()))
 
     def in_flight_sets(self) -> ScheduledSets:
         """Return the messages in flight; only some of them if there are many."""
@@ -129,36 +138,54 @@ class GroupMember:
 
     def assign(self, spans: list[Span], turn: int, tick: int) -> None:
         """Queue `spans` for sending to this member, in the given turn of the group."""
-        if not self._unsent_spans:
+        if not self._unsent:
             self.assigned_tick = tick
         self.last_assigned_turn = turn
-        self._unsent_spans += spans
-        self._adjust_load(spans, 1)
+        for span in spans:
+            unsent = self._unsent.setdefault(span.attempts, SequenceSet())
+            unsent.add(span.first, span.last)
+            self.assigned_count += span.last - span.first
+            self.assigned_bytes += self.position.ring.range_bytes(span.first, span.last)
+        self.group.update_availability(self)
         self.outbox.enqueue(self)
 
-    def pop_unsent(self) -> list[Span]:
-        """Remove and return the spans that were assigned and not sent."""
-        spans = list(self._unsent_spans)
-        self._unsent_spans.clear()
-        self._adjust_load(spans, -1)
-        return spans
+    def pop_unsent(self) -> list[SpanSet]:
+        """Remove the messages that were assigned and not sent. Returns them as (attempts,
+        messages).
+        """
+        sets = list(self._unsent.items())
+        self._unsent.clear()
+        self._subtract_sets(sequences for _, sequences in sets)
+        return sets
 
-    def pop_in_flight(self) -> list[tuple[int, Span]]:
-        """Remove and return the spans in flight, each with the tick at which it is overdue."""
-        spans = self._ack_timer.pop_all()
-        self._adjust_load([span for _, span in spans], -1)
-        return spans
+    def pop_in_flight(self) -> ScheduledSets:
+        """Remove the messages in flight. Returns them as (tick at which they are overdue, attempts,
+        messages).
+        """
+        sets = self._ack_timer.pop_all_sets()
+        self._subtract_sets(sequences for _, _, sequences in sets)
+        return sets
 
-    def _unassign_range(self, first: int, last: int) -> None:
-        """Remove messages first..last-1 from the counts. They were assigned and are not sent."""
-        self._adjust_load([Span(first, last, 0)], -1)
+    def _subtract_sets(self, sets: Iterable[SequenceSet]) -> None:
+        """Subtract the messages of sets from the counts."""
+        for sequences in sets:
+            self._subtract(len(sequences), sequences.ranges_within(0, SEQUENCE_MAX, _MEASURED_MAX))
 
-    def _adjust_load(self, spans: Iterable[Span], sign: int) -> None:
-        """Add stored `spans` to the counts, or subtract them if `sign` is -1."""
-        ring = self.position.ring
-        for span in spans:
-            self.assigned_count += sign * (span.last - span.first)
-            self.assigned_bytes += sign * ring.range_bytes(span.first, span.last)
+    def _subtract(self, count: int, ranges: Ranges) -> None:
+        """Subtract `count` stored messages from the counts.
+
+        Args:
+            count: Number of messages.
+            ranges: These messages. If there are _MEASURED_MAX ranges or more, only some of them:
+                then each message counts as the average of all assigned ones.
+        """
+        if len(ranges) < _MEASURED_MAX:
+            ring = self.position.ring
+            size = sum(ring.range_bytes(first, last) for first, last in ranges)
+        else:
+            size = self.assigned_bytes * count // self.assigned_count
+        self.assigned_count -= count
+        self.assigned_bytes = max(0, self.assigned_bytes - size) if self.assigned_count else 0
         self.group.update_availability(self)
 
     def has_in_flight(
@@ -183,30 +210,28 @@ class GroupMember:
         """
         spans = self._ack_timer.remove(first, last, attempt)
         if spans:
-            self._adjust_load(spans, -1)
+            ranges = [(span.first, span.last) for span in spans]
+            self._subtract(_count_messages(spans), ranges)
         return spans
 
     def discard_range(self, first: int, last: int) -> None:
         """Remove first..last-1, sent or not."""
-        self.remove_in_flight(first, last)
-        remaining_spans: list[Span] = []
-        for span in self._unsent_spans:
-            begin, end = max(span.first, first), min(span.last, last)
-            if begin < end:
-                self._unassign_range(begin, end)
-            else:
-                begin = end = span.last
-            for a, b in ((span.first, begin), (end, span.last)):
-                if a < b:
-                    remaining_spans.append(Span(a, b, span.attempts))
-        self._unsent_spans = deque(remaining_spans)
+        if not self.assigned_count:
+            return
+        removed = self._ack_timer.pop_range(first, last)
+        for attempts, sequences in list(self._unsent.items()):
+            removed.append(sequences.pop(first, last))
+            if not sequences:
+                del self._unsent[attempts]
+        self._subtract_sets(filter(None, removed))
 
-    def pop_overdue(self, tick: int) -> list[Span]:
-        """Remove and return the spans that are overdue at `tick`."""
-        spans = self._ack_timer.pop_due(tick)
-        if spans:
-            self._adjust_load(spans, -1)
-        return spans
+    def pop_overdue(self, tick: int) -> list[SpanSet]:
+        """Remove the messages that are overdue at `tick`. Returns them as (attempts, messages)."""
+        if not self._ack_timer:
+            return []
+        sets = self._ack_timer.pop_due_sets(tick)
+        self._subtract_sets(sequences for _, sequences in sets)
+        return sets
 
     # Acknowledgements ----------------------------------------------------------------------------
 
@@ -279,13 +304,23 @@ class GroupMember:
         self._mark_responsive()
         pieces = CopiedFrames(REDELIVERY_BYTES)
         self.scanned_count = 0
-        while self._unsent_spans and not pieces.count and self.scanned_count < SCAN_MESSAGES_MAX:
-            self.scanned_count += self._unsent_spans[0].last - self._unsent_spans[0].first
-            self._copy_span(self._unsent_spans[0], pieces, tick)
-            if self._unsent_spans[0].first >= self._unsent_spans[0].last:
-                self._unsent_spans.popleft()
+        while self._unsent and not pieces.count and self.scanned_count < SCAN_MESSAGES_MAX:
+            self._copy_lowest(pieces, tick)
         self.attempt, self.assigned_tick = pieces.attempt, tick
         return b"".join(pieces.parts)
+
+    def _copy_lowest(self, pieces: CopiedFrames, tick: int) -> None:
+        """Copy the lowest unsent messages into `pieces`, without expired ones."""
+        (first, last), before = min(
+            (next(iter(sequences)), attempts) for attempts, sequences in self._unsent.items()
+        )
+        span = Span(first, last, before)
+        self.scanned_count += last - first
+        self._copy_span(span, pieces, tick)
+        sequences = self._unsent[before]
+        sequences.remove(first, span.first)
+        if not sequences:
+            del self._unsent[before]
 
     def _copy_span(self, span: Span, pieces: CopiedFrames, tick: int) -> None:
         """Copy the front of an assigned span into `pieces`, without expired messages."""
@@ -294,11 +329,11 @@ class GroupMember:
         due_tick = tick + position.delivery_policy.redelivery_delay_ticks(attempts)
         for begin, end in position.copy_assigned(span, pieces, tick):
             if first < begin:
-                self._unassign_range(first, begin)
+                self._subtract(begin - first, [(first, begin)])
             self._ack_timer.schedule(due_tick, begin, end, attempts)
             first = end
         if first < span.first:
-            self._unassign_range(first, span.first)
+            self._subtract(span.first - first, [(first, span.first)])
 
     def peek_frames(self, tick: int) -> memoryview:
         self._mark_responsive()
@@ -309,9 +344,9 @@ class GroupMember:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the counts and the assigned messages are correct."""
-        spans, ring = list(self.iter_spans()), self.position.ring
+        spans = list(self.iter_spans())
         assert self.assigned_count == _count_messages(spans), (self.assigned_count, spans)
-        assert self.assigned_bytes == sum(ring.range_bytes(s.first, s.last) for s in spans)
+        assert (self.assigned_bytes > 0) == (self.assigned_count > 0), self.assigned_bytes
         assert self.assigned_count <= self.in_flight_max
         for span in spans:
             unacked = self.window.unacked_ranges(span.first, span.last)
@@ -411,9 +446,9 @@ class BaseGroup(Generic[M]):
         self.position.unacked.remove_holder(member)
         self.position.set_has_consumer(bool(self.members))
         member.outbox.remove(member)
-        self.position.unacked.requeue(member.pop_unsent())
-        for due, span in member.pop_in_flight():
-            self.position.unacked.requeue_unacked(span, due)
+        self.position.unacked.requeue_sets(member.pop_unsent())
+        self.position.unacked.requeue_unacked(member.pop_in_flight())
+        self.update_availability(member)
         self.mark_unsorted()
 
     def mark_unsorted(self) -> None:
@@ -428,6 +463,13 @@ class BaseGroup(Generic[M]):
             The members that received some.
         """
         raise NotImplementedError
+
+    def _must_wait(self) -> bool:
+        """Return True if messages are being taken from members. Then they are assigned later."""
+        if self.position.unacked.is_discarding:
+            self._continue_later()
+            return True
+        return False
 
     def _continue_later(self) -> None:
         """Schedule a wakeup that continues the search for messages."""
@@ -448,17 +490,23 @@ class BaseGroup(Generic[M]):
         """Cancel the wakeups of a group that has ended."""
         self._delayed_wakeups.schedule_wakeup(NEVER, self)
 
-    def tick(self, tick: int) -> None:
-        """Reassign the messages that unresponsive members do not read."""
-        timeout_ticks = self.position.delivery_policy.ack_timeout_ticks
-        for member in self.members:
-            if member.has_work and member.assigned_tick + timeout_ticks <= tick:
+    def tick_in_parts(self, tick: int) -> Generator[None, None, None]:
+        """Reassign the messages that unresponsive members do not read, in parts of bounded work."""
+        last_tick = tick - self.position.delivery_policy.ack_timeout_ticks
+        cost = 0
+        for member in list(self.members):
+            cost += 1
+            if member.has_work and member.assigned_tick <= last_tick and member in self.members:
                 self._reclaim_unsent(member)
+                cost += RECLAIMED_RANGES_PER_TURN // RECLAIMED_MEMBERS_PER_TURN
+            if cost >= RECLAIMED_RANGES_PER_TURN:
+                cost = 0
+                yield
 
     def _reclaim_unsent(self, member: M) -> None:
         """Take back the messages that an unresponsive member does not read."""
         member.mark_unresponsive()
-        self.position.unacked.requeue(member.pop_unsent())
+        self.position.unacked.requeue_sets(member.pop_unsent())
 
     # Delegated to the position -------------------------------------------------------------------
 
@@ -527,9 +575,11 @@ class Group(BaseGroup[GroupMember]):
         assigned_members: dict[GroupMember, None] = {}
         if self._is_scan_unfinished or self._leaving_members:
             return []
+        if self._must_wait():
+            return []
         position, available_members = self.position, self._available_members
         if self._has_unsorted_redeliveries:
-            position.unacked.queue.sort(_span_start)
+            position.unacked.queue.sort_with([], ())
             self._has_unsorted_redeliveries = False
         position.begin_scan(self._scan_limit)
         last_turn = self._turn_count + ASSIGNMENTS_PER_TURN_MAX
@@ -601,7 +651,3 @@ class Group(BaseGroup[GroupMember]):
 def _count_messages(spans: Iterable[Span]) -> int:
     """Return the number of messages in `spans`."""
     return sum(span.last - span.first for span in spans)
-
-
-def _span_start(span: Span) -> int:
-    return span.first

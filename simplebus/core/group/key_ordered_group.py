@@ -50,6 +50,7 @@ from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.frames import Integers
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
 from simplebus.core.redelivery.handover import PositionHandover
+from simplebus.core.redelivery.redelivery_queue import SpanSet
 from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.statistics import SubscriptionStatistics
@@ -146,9 +147,9 @@ class KeyOrderedMember(GroupMember):
         self.assigned_bytes += size_bytes
         self._group.update_availability(self)
 
-    def pop_unsent(self) -> list[Span]:
+    def pop_unsent(self) -> list[SpanSet]:
         unsent = self._pop_assigned(lambda sequence: True)
-        return self._group.build_spans(unsent)
+        return self._group.build_sets(unsent)
 
     def _pop_assigned(self, predicate: Callable[[int], bool]) -> list[int]:
         """Remove and return the unsent messages for which `predicate` is true."""
@@ -177,10 +178,16 @@ class KeyOrderedMember(GroupMember):
         for due, sequences in by_due.items():
             yield from ((due, span) for span in self._group.build_spans(sequences))
 
-    def pop_in_flight(self) -> list[tuple[int, Span]]:
-        spans = list(self.iter_in_flight())
+    def pop_in_flight(self) -> ScheduledSets:
+        by_due: dict[int, list[int]] = {}
+        for sequence, (due, _) in self._in_flight.held_messages.items():
+            by_due.setdefault(due, []).append(sequence)
         self.remove_in_flight_sequences(list(self._in_flight.held_messages))
-        return spans
+        return [
+            (due, attempts, messages)
+            for due, sequences in by_due.items()
+            for attempts, messages in self._group.build_sets(sequences)
+        ]
 
     def remove_in_flight(self, first: int, last: int, attempt: int = 0) -> list[Span]:
         return self._group.build_spans(self.remove_in_flight_range(first, last, attempt))
@@ -213,14 +220,21 @@ class KeyOrderedMember(GroupMember):
             self._adjust_counts(-len(sequences), -size_bytes)
         return sequences
 
-    def pop_overdue(self, tick: int) -> list[Span]:
-        return self._group.build_spans(
+    def pop_overdue(self, tick: int) -> list[SpanSet]:
+        if not self._in_flight.has_due(tick):
+            return []
+        return self._group.build_sets(
             self.remove_in_flight_sequences(self._in_flight.find_overdue(tick))
         )
 
     def discard_range(self, first: int, last: int) -> None:
-        self.remove_in_flight_range(first, last)
-        self._pop_assigned(lambda sequence: first <= sequence < last)
+        if not self.assigned_count:
+            return
+        self.remove_in_flight_sequences(
+            [sequence for sequence in self._in_flight.held_messages if first <= sequence < last]
+        )
+        if self._assigned_batches:
+            self._pop_assigned(lambda sequence: first <= sequence < last)
 
     def ack_range(self, first: int, last: int) -> bool:
         acked = self.remove_in_flight_range(first, last)
@@ -349,7 +363,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         """Yield nothing: only members have messages in flight."""
         yield from ()
 
-    def pop_overdue(self, tick: int) -> list[Span]:
+    def pop_overdue(self, tick: int) -> list[SpanSet]:
         """Return nothing: only members have messages in flight."""
         return []
 
@@ -363,6 +377,15 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
             self._dequeue(self._enqueued_in_range(first, last))
 
     # Called by members ---------------------------------------------------------------------------
+
+    def build_sets(self, sequences: Iterable[int]) -> list[SpanSet]:
+        """Return `sequences` as (attempts, messages)."""
+        sets: dict[int, SequenceSet] = {}
+        attempts_of = self.attempts_by_sequence.get
+        for sequence in sorted(sequences):
+            messages = sets.setdefault(attempts_of(sequence, 0), SequenceSet())
+            messages.add(sequence, sequence + 1)
+        return list(sets.items())
 
     def build_spans(self, sequences: Iterable[int]) -> list[Span]:
         """Return `sequences` as ascending spans with their attempt counts."""
@@ -429,7 +452,6 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
 
     def remove_member(self, member: KeyOrderedMember) -> None:
         super().remove_member(member)
-        self.update_availability(member)
         self._unassign_partitions(member)
 
     def _reclaim_unsent(self, member: KeyOrderedMember) -> None:
@@ -473,6 +495,8 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
             return []
         if not self._assignment.assign_orphans(_WEIGHTS_PER_TURN_MAX):
             self._continue_later()
+            return []
+        if self._must_wait():
             return []
         position = self.position
         self._dequeue_finished()

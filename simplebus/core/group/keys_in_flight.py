@@ -176,6 +176,10 @@ class KeyOrderedInFlight:
         pop = self.held_messages.pop
         return sorted(removed), sum([pop(sequence)[1] for sequence in removed])
 
+    def has_due(self, tick: int) -> bool:
+        """Return True if messages may be overdue at `tick`."""
+        return tick in self._bucket_by_due_and_attempts
+
     def find_overdue(self, tick: int) -> list[int]:
         """Return the messages that are overdue at `tick`. They stay held."""
         buckets = self._bucket_by_due_and_attempts.pop(tick, {}).items()

@@ -62,6 +62,7 @@ def purge_in_parts(
     count = len(purged) - before
     cls.dropped_counts[Reason.PURGED] += count
     for number, position in enumerate(list(cls.positions), 1):
+        yield from position.unacked.discard_held_in_parts(first, last)
         if position in cls.positions:  # It may have ended between the parts.
             position.purge(first, last)
         if number % PURGED_POSITIONS_PER_TURN == 0:

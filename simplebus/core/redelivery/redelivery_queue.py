@@ -10,6 +10,7 @@ import heapq
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
@@ -46,6 +47,15 @@ class RedeliveryQueue:
                 yield entry
             else:
                 yield from entry
+
+    def count_messages(self, spans_max: int) -> int:
+        """Return the number of messages in at most `spans_max` spans, in any order."""
+        parts = (
+            (entry,) if isinstance(entry, Span) else chain.from_iterable(entry.sources)
+            for entry in self._entries
+        )
+        spans = islice(chain.from_iterable(parts), spans_max)
+        return sum(span.last - span.first for span in spans)
 
     @property
     def first(self) -> Span:
@@ -144,7 +154,7 @@ class _RangeSource:
     """Ascending spans of messages with the same attempt count, created one by one from a set."""
 
     def __init__(self, attempts: int, sequences: SequenceSet) -> None:
-        self._attempts = attempts
+        self.attempts = attempts
         self._firsts, self._lasts = sequences.bounds
         self._index = 0
 
@@ -155,11 +165,11 @@ class _RangeSource:
 
     def pop_first(self) -> Span:
         index, self._index = self._index, self._index + 1
-        return Span(self._firsts[index], self._lasts[index], self._attempts)
+        return Span(self._firsts[index], self._lasts[index], self.attempts)
 
     def __iter__(self) -> Iterator[Span]:
         for index in range(self._index, len(self._firsts)):
-            yield Span(self._firsts[index], self._lasts[index], self._attempts)
+            yield Span(self._firsts[index], self._lasts[index], self.attempts)
 
 
 class _SpanSource:
@@ -203,7 +213,24 @@ class _MergedSpans:
         return heapq.merge(*self.sources, key=_first)
 
     def pop_first(self) -> Span:
-        """Remove and return the first span. There must be one."""
+        """Remove and return the first span, with the ranges of other sources that continue it.
+
+        There must be one.
+        """
+        span = self._pop_first_part()
+        while self._heap and self._heap[0][0] == span.last and self._is_next_equal(span):
+            span.last = self._pop_first_part().last
+        return span
+
+    def _is_next_equal(self, span: Span) -> bool:
+        """Return True if a range follows that differs from `span` only in its sequences."""
+        source = self.sources[self._heap[0][1]]
+        if not isinstance(source, _RangeSource) or source.attempts != span.attempts:
+            return False
+        return span.give_up_reason is None and not span.backoff_tick
+
+    def _pop_first_part(self) -> Span:
+        """Remove and return the first span of a source."""
         number = self._heap[0][1]
         span = self.sources[number].pop_first()
         sequence = self.sources[number].next_sequence

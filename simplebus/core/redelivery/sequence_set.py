@@ -102,6 +102,11 @@ class SequenceSet:
 
     def pop(self, first: int, last: int) -> SequenceSet:
         """Remove first..last-1. Returns the set of the removed sequences."""
+        if self.is_within(first, last):
+            removed = SequenceSet()
+            removed._firsts, removed._lasts, removed._count = self._firsts, self._lasts, self._count
+            self._firsts, self._lasts, self._count = [], [], 0
+            return removed
         begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
         if begin >= end or first >= last:
             return SequenceSet()

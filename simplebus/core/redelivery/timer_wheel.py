@@ -92,6 +92,15 @@ class TimerWheel:
             self._drop_empty(tick, attempts)
         return removed
 
+    def pop_range(self, first: int, last: int) -> list[SequenceSet]:
+        """Remove messages first..last-1. Returns them as sets, none of which is empty."""
+        removed: list[SequenceSet] = []
+        for tick, attempts, sequences in self.scheduled_sets():
+            if part := sequences.pop(first, last):
+                removed.append(part)
+                self._drop_empty(tick, attempts)
+        return removed
+
     def overlaps(self, first: int, last: int, attempt: int = 0) -> bool:
         """Return True if any of first..last-1 is scheduled; `attempt` is as for `remove`."""
         return any(

@@ -42,7 +42,7 @@ _SLOW_COSTS[[frames.NACK, frames.WORKING]] = SLOW_ACK_BYTES
 _LAST_VALUES = b'"last_values"'
 """Text in a Subscribe or Connect that may need several turns."""
 
-_UNLIMITED_BYTES = 8 * 1024
+_UNLIMITED_BYTES = 4 * 1024
 """Envelopes of one type that a turn processes in any case."""
 
 _COMPARED_FIRST = 64

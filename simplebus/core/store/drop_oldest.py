@@ -10,11 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import DROP_OLDEST_DIVISOR, DROPPED_SINGLY_POSITIONS_MAX
+from simplebus.core.limits import (
+    DROP_OLDEST_DIVISOR,
+    DROPPED_SINGLY_POSITIONS_MAX,
+    RECLAIMED_MEMBERS_PER_TURN,
+)
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.store import compaction
@@ -55,8 +58,8 @@ class _PartialDrop:
 
     floor: int
     """Messages below this sequence are dropped."""
-    remaining_positions: Iterator[Position]
-    """Positions that may still need dropped messages."""
+    steps: Iterator[int]
+    """Drops them for the positions that may still need them; see `_drop_in_steps`."""
 
 
 class OldestMessageDropper:
@@ -106,8 +109,9 @@ class OldestMessageDropper:
             lagging = _list_lagging(cls, floor)
             needed = _lowest_needed(cls, lagging, floor)
             cls.dropped_counts[Reason.DROP_OLDEST] += floor - needed
-            if can_wait and len(lagging) > self.positions_per_turn and not cls.has_last_values:
-                self._partial_drops[cls] = _PartialDrop(floor, iter(lagging))
+            consumer_count = len(lagging) + _count_members(cls)
+            if can_wait and consumer_count > self.positions_per_turn and not cls.has_last_values:
+                self._partial_drops[cls] = _PartialDrop(floor, _drop_in_steps(cls, lagging, floor))
                 break
             copied = compactor.copy_before_drop(floor)
             for position in lagging:
@@ -132,7 +136,7 @@ class OldestMessageDropper:
             floor = min(ring.floor + excess, ring.head)
         else:
             floor = ring.sequence_after_bytes(batch.data.size)
-        if len(cls.positions) > DROPPED_SINGLY_POSITIONS_MAX:
+        if len(cls.positions) + _count_members(cls) > DROPPED_SINGLY_POSITIONS_MAX:
             floor = min(floor + len(ring) // DROP_OLDEST_DIVISOR, ring.head)
         return max(floor, compactor.leading_values_end())
 
@@ -150,18 +154,36 @@ class OldestMessageDropper:
 
     def _continue_drop(self, cls: MessageClass, position_count: int) -> None:
         drop = self._partial_drops.pop(cls)
-        positions = list(islice(drop.remaining_positions, position_count))
-        for position in positions:
-            if position in cls.positions and position.window.floor < drop.floor:
-                position.skip_to(drop.floor)
-                cls.enqueue_position(position)  # It may have fewer messages in flight now.
-        if len(positions) < position_count:
+        for count in drop.steps:
+            position_count -= count
+            if position_count <= 0:
+                break
+        else:
             if not (lagging := _list_lagging(cls, drop.floor)):
                 _release_dropped(cls, drop.floor)
                 self._store.publish_queue.retry(cls)
                 return
-            drop.remaining_positions = iter(lagging)  # New ones began at dropped messages.
+            # New ones began at dropped messages.
+            drop.steps = _drop_in_steps(cls, lagging, drop.floor)
         self._partial_drops[cls] = drop  # The other classes continue first.
+
+
+def _drop_in_steps(cls: MessageClass, positions: list[Position], floor: int) -> Iterator[int]:
+    """Drop the messages below `floor` for these positions. Yields the cost of each step: that of a
+    position is 1.
+    """
+    for position in positions:
+        for _ in position.unacked.discard_held_in_parts(0, floor):
+            yield RECLAIMED_MEMBERS_PER_TURN
+        if position in cls.positions and position.window.floor < floor:
+            position.skip_to(floor)
+            cls.enqueue_position(position)  # It may have fewer messages in flight now.
+        yield 1
+
+
+def _count_members(cls: MessageClass) -> int:
+    """Return the number of members of all groups of a class."""
+    return sum(len(group.members) for group in cls.groups.values())
 
 
 def _list_lagging(cls: MessageClass, floor: int) -> list[Position]:

@@ -14,9 +14,8 @@ without a copy. One turn scans a limited number of messages, whether they match 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import replace
-from itertools import islice
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
@@ -668,9 +667,9 @@ class Position:
         if self.unacked.reject(span, delay_seconds, tick):
             self._schedule_wakeup()
 
-    def tick(self, tick: int) -> None:
-        """Queue the redelivery of everything that is overdue at `tick`."""
-        self.unacked.tick(tick)
+    def tick_in_parts(self, tick: int) -> Generator[None, None, None]:
+        """Queue what is overdue at `tick` for redelivery, in parts of bounded work."""
+        yield from self.unacked.tick_in_parts(tick)
         self.window.release_memory()
 
     @property
@@ -713,8 +712,10 @@ class Position:
         self.count_undelivered(reason, self.dropped_count - dropped_before)
 
     def purge(self, first: int, last: int) -> None:
-        """Remove the stored messages first..last-1 from this subscription."""
-        self.unacked.discard_held(first, last)
+        """Remove the stored messages first..last-1 from this subscription.
+
+        Members of a group must not hold any of them.
+        """
         window = self.window
         first, cursor, in_flight_before = (
             max(first, window.floor),
@@ -766,7 +767,7 @@ class Position:
         Returns:
             The number of skipped messages behind the cursor.
         """
-        self.unacked.discard_held(0, floor)
+        self.unacked.discard_held_below(floor)
         self.unacked.add_finished(self.window.floor, floor)
         unsent = max(0, floor - self.window.cursor)
         if unsent:
@@ -1094,7 +1095,7 @@ class Position:
         """Return the number of messages to be sent, of at most `spans_max` redelivered spans."""
         count = self.ring.head - self.window.cursor
         if self.unacked.queue:
-            count += sum(s.last - s.first for s in islice(self.unacked.queue, spans_max))
+            count += self.unacked.queue.count_messages(spans_max)
         return count
 
     def set_has_consumer(self, has_consumer: bool) -> None:

@@ -18,20 +18,27 @@ sending, so not while a durable has no session.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice
 from typing import Protocol
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
-from simplebus.core.limits import SCAN_COST_OF_DELAY, SCAN_MESSAGES_MAX, SCAN_SPANS_MAX
+from simplebus.core.limits import (
+    RECLAIMED_MEMBERS_PER_TURN,
+    RECLAIMED_RANGES_PER_TURN,
+    SCAN_COST_OF_DELAY,
+    SCAN_MESSAGES_MAX,
+    SCAN_SPANS_MAX,
+)
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
-from simplebus.core.redelivery.delivery_state import DeliveryState
+from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
 from simplebus.core.redelivery.handover import DelayRanges, PositionHandover
 from simplebus.core.redelivery.redelivery_queue import RedeliveryQueue, SpanSet
 from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.redelivery.timer_wheel import Span, TimerWheel, check_covered_once, split_spans
+from simplebus.core.steps import run_to_end
 from simplebus.core.subscription.delayed_wakeups import NEVER
 from simplebus.core.subscription.pending_dead_letters import PendingDeadLetters
 from simplebus.core.subscription.selection import Ranges
@@ -56,8 +63,8 @@ class MessageHolder(Protocol):
     def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
         """Yield the spans in flight, each with the tick at which it is overdue."""
 
-    def pop_overdue(self, tick: int) -> list[Span]:
-        """Remove and return the spans that are overdue at `tick`."""
+    def pop_overdue(self, tick: int) -> list[SpanSet]:
+        """Remove the messages that are overdue at `tick`. Returns them as (attempts, messages)."""
 
     def discard_range(self, first: int, last: int) -> None:
         """Remove first..last-1, which are skipped or purged. They are still stored."""
@@ -92,6 +99,10 @@ class UnackedMessages:
         self._clock = clock
         self._is_shared = is_shared
         self._holders: dict[MessageHolder, None] = {}
+        self._held_floor = 0
+        """Messages below this sequence were removed from all holders."""
+        self._discarding_count = 0
+        """Number of unfinished calls of `discard_held_in_parts`."""
         """Parts of a group that hold messages."""
         self._ack_timer = TimerWheel()
         self._nack_timer = TimerWheel()
@@ -277,10 +288,32 @@ class UnackedMessages:
         """Remove a holder. Its messages must be queued again."""
         del self._holders[holder]
 
-    def discard_held(self, first: int, last: int) -> None:
-        """Remove first..last-1 from all holders."""
-        for holder in self._holders:
-            holder.discard_range(first, last)
+    @property
+    def is_discarding(self) -> bool:
+        """True during `discard_held_in_parts`. No messages may be given to holders then."""
+        return self._discarding_count > 0
+
+    def discard_held_in_parts(self, first: int, last: int) -> Generator[None, None, None]:
+        """Remove first..last-1 from all holders, in parts of bounded work.
+
+        All parts must be processed, whatever happens between them.
+        """
+        self._discarding_count += 1
+        try:
+            for number, holder in enumerate(list(self._holders), 1):
+                if holder in self._holders:  # It may have been removed between the parts.
+                    holder.discard_range(first, last)
+                if number % RECLAIMED_MEMBERS_PER_TURN == 0:
+                    yield
+        finally:
+            self._discarding_count -= 1
+        if first == 0:
+            self._held_floor = max(self._held_floor, last)
+
+    def discard_held_below(self, floor: int) -> None:
+        """Remove the messages below `floor` from all holders."""
+        if self._holders and self._held_floor < floor:
+            run_to_end(self.discard_held_in_parts(0, floor))
 
     def collect_finished(self) -> None:
         """Collect the messages that finish without an ack from now on, for `pop_finished`."""
@@ -389,6 +422,11 @@ class UnackedMessages:
         self.queue.extend(spans)
         self.requeue_count += 1
 
+    def requeue_sets(self, sets: list[SpanSet]) -> None:
+        """Append the messages of sets to the queue."""
+        self.queue.append_sets(sets)
+        self.requeue_count += 1
+
     def requeue_waiting(self, span: Span) -> None:
         """Append a span that is not in flight to the queue, and record that it waits."""
         self.requeue([span])
@@ -457,28 +495,43 @@ class UnackedMessages:
             count += 1
         return count
 
-    def tick(self, tick: int) -> None:
-        """Queue everything that is overdue at `tick`."""
+    def tick_in_parts(self, tick: int) -> Generator[None, None, None]:
+        """Queue everything that is overdue at `tick`, in parts of bounded work for many holders."""
         self._resend_sequences.remove(0, self._window.floor)
-        for holder in self._holders:
-            for span in holder.pop_overdue(tick):  # The timer merges the spans of all holders.
-                self._ack_timer.schedule(tick, span.first, span.last, span.attempts)
         overdue = self._ack_timer.pop_due_sets(tick)
+        cost, is_divided = 0, False
+        for holder in list(self._holders):
+            if holder in self._holders:  # It may have been removed between the parts.
+                sets = holder.pop_overdue(tick)
+                overdue += sets
+                cost += sum(sequences.range_count for _, sequences in sets)
+            cost += RECLAIMED_RANGES_PER_TURN // RECLAIMED_MEMBERS_PER_TURN
+            if cost >= RECLAIMED_RANGES_PER_TURN:
+                self._queue_overdue(overdue, [])
+                overdue, cost, is_divided = [], 0, True
+                yield
+        self._queue_overdue(overdue, self._nack_timer.pop_due_sets(tick))
+        if is_divided:
+            self.queue.sort_with([], ())
+
+    def _queue_overdue(self, overdue: list[SpanSet], rejected: list[SpanSet]) -> None:
+        """Queue messages that were in flight, and rejected ones, in their order."""
         for _, sequences in overdue:
             sequences.remove(0, self._window.floor)
         due = [(attempts, sequences) for attempts, sequences in overdue if sequences]
         self._mark_sets_waiting(due)
-        due += self._nack_timer.pop_due_sets(tick)
-        if due:
-            self.queue.append_sets(due)
-            self.requeue_count += 1
+        if due or rejected:
+            self.requeue_sets(due + rejected)
 
-    def requeue_unacked(self, span: Span, due_tick: int) -> None:
-        """Queue the redelivery of a span whose consumer is gone. It was due at `due_tick`."""
-        if span.attempts < 2:
-            self.requeue([span])
-        else:
-            self._nack_timer.schedule(due_tick, span.first, span.last, span.attempts)
+    def requeue_unacked(self, sets: ScheduledSets) -> None:
+        """Queue the redelivery of messages whose consumer is gone.
+
+        Messages sent once are queued at once, the others at the tick at which they are overdue.
+        """
+        self.requeue_sets([(attempts, messages) for _, attempts, messages in sets if attempts < 2])
+        for due_tick, attempts, messages in sets:
+            if attempts >= 2:
+                self._nack_timer.schedule_set(due_tick, attempts, messages)
 
     def requeue_all_in_flight(self) -> None:
         """Queue the redelivery of everything in flight, because the consumer is gone.

@@ -70,7 +70,7 @@ def test_backlog_counts_each_message_once(
     options = {"max_pending": 1, "slow": "drop_oldest", "channels": ["x"]}
     for n in range(20):
         connect_version2(bus, subscribe(1, 5, durable=f"d{n}", **options)).disconnect()
-    writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * 3000))
+    writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * 1500))
     looked, count = 0, selection.count_matching
 
     def counting(ring: object, first: int, last: int, *arguments: object) -> int:
@@ -80,7 +80,7 @@ def test_backlog_counts_each_message_once(
 
     monkeypatch.setattr(selection, "count_matching", counting)
     for n in range(50):
-        writer.send(publish(1, 3000 + n, b""))
+        writer.send(publish(1, 1500 + n, b""))
     assert looked <= 20 * 50
 
 

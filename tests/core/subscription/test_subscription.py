@@ -23,6 +23,7 @@ from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
+from simplebus.core.steps import run_to_end
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.selection import MessageSelection
@@ -95,7 +96,7 @@ class SubscriptionHarness:
     def tick(self, times: int = 1) -> None:
         for _ in range(times):
             self.tick_number += 1
-            self.position.tick(self.tick_number)
+            run_to_end(self.position.tick_in_parts(self.tick_number))
             if self.subscription.has_work:
                 self.outbox.enqueue(self.subscription)
             self.check_invariants()
