@@ -90,7 +90,7 @@ REFUSED_RUNS_PER_TURN = 1024
 # Different types and classes of the frames that one turn processes: each has its own batch. The
 # acks of a subscription, or a single message for NATS clients, take 50 microseconds.
 KEYS_PER_TURN = 256
-SLOW_KEYS_PER_TURN = 64
+SLOW_KEYS_PER_TURN = 8
 # Classes for which one turn stores messages of a connection: 20 to 100 microseconds for each.
 CLASSES_PER_TURN = 12
 # Changes between frame types in one turn: consecutive frames of one type are processed together.
@@ -106,7 +106,7 @@ CREATED_CLASSES_PER_TURN = 24
 POSITIONS_PER_TURN = 128
 # Members of a group from which one turn takes messages back, because they are overdue, purged or
 # dropped; fewer if the members hold many ranges of messages.
-RECLAIMED_MEMBERS_PER_TURN = 64
+RECLAIMED_MEMBERS_PER_TURN = 32
 RECLAIMED_RANGES_PER_TURN = 1024
 # Positions of a class whose messages are counted in one step, and the same for members of a group.
 COUNTED_POSITIONS_PER_STEP = 1024
@@ -207,7 +207,9 @@ COMPACTION_BYTES_MIN = 1024 * 1024
 COMPACTION_BATCH_BYTES = 1024 * 1024
 
 # Messages waiting in a full class are joined up to this length: short pieces have a high overhead.
-PARKED_BATCH_BYTES = 64 * 1024
+PARKED_BATCH_BYTES = 16 * 1024
+# So many waiting envelopes count as one more batch, because each may have a channel of its own.
+ENVELOPES_PER_PARKED_BATCH = 32
 
 # Resolution and maximum number of steps of the time index of a class.
 TIME_INDEX_STEP_SECONDS = 0.01
@@ -273,12 +275,9 @@ BACKOFF_SECONDS_MAX = 86_400.0
 DEFAULT_DELIVERIES_MAX = 16
 DELIVERIES_MAX = 0xFFFF
 
-# Messages of a key-ordered group that may wait behind the cursor, because of their key, before the
-# group stops scanning.
-PARTITION_QUEUE_MESSAGES_MAX = 32_768
-# Messages of a key-ordered group that may wait behind the cursor or be in flight. With more, the
-# tables of a group would take milliseconds to grow.
-KEY_ORDERED_MESSAGES_MAX = 65_536
+# Messages of a key-ordered group that may be in flight, or wait behind the cursor because of their
+# key, before the group stops scanning. One turn may have to remove all of them.
+KEY_ORDERED_MESSAGES_MAX = 4096
 
 # Dead letters --------------------------------------------------------------------------------
 
@@ -363,7 +362,7 @@ PATTERNS_REMOVED_AT_ONCE = 4
 # Subscriptions and declared classes of a closed connection that end in one turn of the event loop.
 SUBSCRIPTIONS_ENDED_PER_TURN = 32
 # A turn ends fewer subscriptions if those of groups hold more messages than this.
-RETURNED_PER_TURN = 256
+RETURNED_PER_TURN = 128
 # Ranges of delayed messages of ended subscriptions that are freed in one turn.
 FREED_SPANS_PER_TURN = 8192
 DECLARED_CLASSES_ENDED_PER_TURN = 512

@@ -406,9 +406,6 @@ CONSTANTS = {
     "memory of each segment of a pattern with wildcards": limits.PATTERN_SEGMENT_BYTES,
     "bytes of a key; bytes of all headers": envelope.TEXT_BYTES_MAX,
     "error texts of Nacks": limits.FAILURE_REASONS_MAX,
-    "messages of a key-ordered group that wait behind its cursor": (
-        limits.PARTITION_QUEUE_MESSAGES_MAX
-    ),
     "messages of a key-ordered group, waiting or in flight": limits.KEY_ORDERED_MESSAGES_MAX,
     "purged ranges of one class": limits.PURGED_RANGES_MAX,
     "producer states": limits.PRODUCER_STATES_MAX,

@@ -14,11 +14,14 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+
 from simplebus.core.clock import BrokerClock
 from simplebus.core.group.least_loaded import LeastLoadedMembers
 from simplebus.core.limits import (
     GROUP_IN_FLIGHT_MESSAGES,
     IN_FLIGHT_BYTES,
+    PLAIN_FRAMES_MAX,
     RECLAIMED_MEMBERS_PER_TURN,
     RECLAIMED_RANGES_PER_TURN,
     REDELIVERY_BYTES,
@@ -47,11 +50,14 @@ MESSAGES_PER_TURN_MAX = 64
 FIRST_SCAN_MAX = 512
 
 # Assignments to members before the group continues in a later turn: each takes 20 microseconds.
-ASSIGNMENTS_PER_TURN_MAX = 128
+ASSIGNMENTS_PER_TURN_MAX = 64
 
 # The bytes of this many ranges or more are estimated when a member no longer holds them: measuring
 # takes a microsecond each.
 _MEASURED_MAX = 16
+
+# Redelivered spans whose messages are counted to divide them between the members.
+_COUNTED_SPANS_MAX = 16
 
 # A redelivered span costs as much as scanning this many messages, even if it is assigned.
 SPAN_SCAN_COST = 32
@@ -240,10 +246,16 @@ class GroupMember:
 
         Returns True if it holds any of them.
         """
-        spans = self.remove_in_flight(first, last)
-        for span in spans:
-            self.window.ack_range(span.first, span.last)
-        return bool(spans)
+        acked = self._ack_timer.pop_range(first, last)
+        self._subtract_sets(acked)
+        for sequences in acked:
+            firsts, lasts = sequences.bounds
+            if sequences.range_count > PLAIN_FRAMES_MAX:
+                self.window.ack_ranges(np.array(firsts), np.array(lasts))
+            else:
+                for begin, end in zip(firsts, lasts, strict=True):
+                    self.window.ack_range(begin, end)
+        return bool(acked)
 
     def ack_ranges(self, firsts: Integers, lasts: Integers) -> list[tuple[int, int]]:
         """Acknowledge many ranges. Returns the ranges of which the member holds no message."""
@@ -416,6 +428,11 @@ class BaseGroup(Generic[M]):
     ) -> M:
         raise NotImplementedError
 
+    @property
+    def drop_cost(self) -> int:
+        """Time to drop messages that members hold, if that of a position without members is 1."""
+        return len(self.members)
+
     def update_availability(self, member: M) -> None:
         """Update whether `member` can be assigned messages, after its counts have changed."""
         if member in self.members and member.free_count:
@@ -585,7 +602,7 @@ class Group(BaseGroup[GroupMember]):
         last_turn = self._turn_count + ASSIGNMENTS_PER_TURN_MAX
         while available_members and self._turn_count < last_turn:
             member = available_members.least_loaded()
-            waiting_count = position.count_unassigned(MESSAGES_PER_TURN_MAX)
+            waiting_count = position.count_unassigned(_COUNTED_SPANS_MAX)
             fair_share = max(1, -(-waiting_count // len(available_members)))
             spans = self._next_spans(
                 min(member.free_count, MESSAGES_PER_TURN_MAX, fair_share),

@@ -17,8 +17,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate, islice
 from typing import ClassVar, Final, NamedTuple
@@ -41,10 +42,10 @@ from simplebus.core.limits import (
     IN_FLIGHT_BYTES,
     INQUIRY_SPANS_MAX,
     KEY_ORDERED_MESSAGES_MAX,
-    PARTITION_QUEUE_MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
+    SEQUENCE_MAX,
 )
 from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.frames import Integers
@@ -64,8 +65,17 @@ _SCALAR_MESSAGES_MAX = 4
 # Messages scanned at once, at least, when a member can accept messages.
 _SCAN_MIN = 16
 
-# Messages assigned before the group continues in a later turn: each takes 3 microseconds.
+# Messages assigned before the group continues in a later turn: each takes 3 microseconds. A member
+# that gets few messages counts for more.
 _ASSIGNED_PER_TURN_MAX = 512
+_BATCH_COST_MESSAGES = 8
+
+# Messages that take as long to drop as a member.
+_DROPPED_PER_COST = 32
+
+# If so many messages have finished without an ack, or so many redeliveries were sorted, other
+# messages are assigned in a later turn.
+_MOVED_PER_TURN_MAX = 1024
 
 # Weights of members computed in one turn after members have left: each takes 10 nanoseconds.
 _WEIGHTS_PER_TURN_MAX = 1 << 17
@@ -148,24 +158,24 @@ class KeyOrderedMember(GroupMember):
         self._group.update_availability(self)
 
     def pop_unsent(self) -> list[SpanSet]:
-        unsent = self._pop_assigned(lambda sequence: True)
+        unsent = self._pop_assigned(0, SEQUENCE_MAX)
         return self._group.build_sets(unsent)
 
-    def _pop_assigned(self, predicate: Callable[[int], bool]) -> list[int]:
-        """Remove and return the unsent messages for which `predicate` is true."""
+    def _pop_assigned(self, first: int, last: int) -> list[int]:
+        """Remove and return the unsent messages of first..last-1."""
         removed: list[int] = []
         removed_bytes, remaining_batches = 0, deque[AssignedBatch]()
         for batch in self._assigned_batches:
-            remaining_batch = AssignedBatch([], [], batch.attempts)
-            for sequence, message_bytes in zip(batch.sequences, batch.sizes, strict=True):
-                if predicate(sequence):
-                    removed.append(sequence)
-                    removed_bytes += message_bytes
-                else:
-                    remaining_batch.sequences.append(sequence)
-                    remaining_batch.sizes.append(message_bytes)
-            if remaining_batch.sequences:
-                remaining_batches.append(remaining_batch)
+            sequences, sizes, attempts = batch
+            begin, end = bisect_left(sequences, first), bisect_left(sequences, last)
+            removed += sequences[begin:end]
+            removed_bytes += sum(sizes[begin:end])
+            if end - begin < len(sequences):
+                remaining_batches.append(
+                    AssignedBatch(
+                        sequences[:begin] + sequences[end:], sizes[:begin] + sizes[end:], attempts
+                    )
+                )
         self._assigned_batches = remaining_batches
         if removed:
             self._adjust_counts(-len(removed), -removed_bytes)
@@ -234,7 +244,7 @@ class KeyOrderedMember(GroupMember):
             [sequence for sequence in self._in_flight.held_messages if first <= sequence < last]
         )
         if self._assigned_batches:
-            self._pop_assigned(lambda sequence: first <= sequence < last)
+            self._pop_assigned(first, last)
 
     def ack_range(self, first: int, last: int) -> bool:
         acked = self.remove_in_flight_range(first, last)
@@ -350,6 +360,10 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
     # Messages that wait in partitions ------------------------------------------------------------
 
     @property
+    def drop_cost(self) -> int:
+        return len(self.members) + len(self._partitions) // _DROPPED_PER_COST
+
+    @property
     def has_messages(self) -> bool:
         self._dequeue_finished()
         return bool(len(self._partitions))
@@ -371,20 +385,20 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         """Assign the messages behind first..last-1 soon. `_dequeue_finished` removes the range."""
         self._request_distribution()
 
-    def _dequeue_finished(self) -> None:
-        """Remove messages that finished without an ack from their partitions."""
+    def _dequeue_finished(self) -> int:
+        """Remove messages that finished without an ack from their partitions. Returns how many."""
+        count_before = len(self._partitions)
         for first, last in self.position.unacked.pop_finished():
             self._dequeue(self._enqueued_in_range(first, last))
+        return count_before - len(self._partitions)
 
     # Called by members ---------------------------------------------------------------------------
 
     def build_sets(self, sequences: Iterable[int]) -> list[SpanSet]:
         """Return `sequences` as (attempts, messages)."""
         sets: dict[int, SequenceSet] = {}
-        attempts_of = self.attempts_by_sequence.get
-        for sequence in sorted(sequences):
-            messages = sets.setdefault(attempts_of(sequence, 0), SequenceSet())
-            messages.add(sequence, sequence + 1)
+        for span in self.build_spans(sequences):
+            sets.setdefault(span.attempts, SequenceSet()).add(span.first, span.last)
         return list(sets.items())
 
     def build_spans(self, sequences: Iterable[int]) -> list[Span]:
@@ -498,8 +512,10 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
             return []
         if self._must_wait():
             return []
+        if max(self._dequeue_finished(), self._sort_redeliveries()) > _MOVED_PER_TURN_MAX:
+            self._continue_later()
+            return []
         position = self.position
-        self._dequeue_finished()
         position.begin_scan(self._scan_limit)
         self._scan_limit = FIRST_SCAN_MAX
         self._assignable_count = _ASSIGNED_PER_TURN_MAX
@@ -540,9 +556,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         """Messages that may still be added behind the cursor; 0 if no member accepts messages."""
         if not self._available_members:
             return 0
-        waiting_space = PARTITION_QUEUE_MESSAGES_MAX - len(self._unassigned_sequences)
-        space = KEY_ORDERED_MESSAGES_MAX - len(self._partitions)
-        return space if space < waiting_space else waiting_space
+        return KEY_ORDERED_MESSAGES_MAX - len(self._partitions)
 
     def _can_enqueue_new(self) -> bool:
         """Return True if new messages can be added now, behind all redeliveries."""
@@ -552,10 +566,16 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         unacked = self.position.unacked
         if not unacked.queue:
             return False
-        if unacked.requeue_count != self._sorted_requeue_count:
-            unacked.queue.sort(self._redelivery_order)
-            self._sorted_requeue_count = unacked.requeue_count
+        self._sort_redeliveries()
         return self._is_enqueued(unacked.queue.first) or self._queue_space > 0
+
+    def _sort_redeliveries(self) -> int:
+        """Sort redeliveries if some were added. Returns the number of moved spans."""
+        unacked = self.position.unacked
+        if unacked.requeue_count == self._sorted_requeue_count:
+            return 0
+        self._sorted_requeue_count = unacked.requeue_count
+        return unacked.queue.sort(self._redelivery_order)
 
     def _is_enqueued(self, span: Span) -> bool:
         """Return True if the unfinished messages of a span are in their partitions."""
@@ -570,7 +590,8 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
 
     def _redelivery_order(self, span: Span) -> tuple[bool, bool, int]:
         """Sort key: messages in a partition first, then messages that were sent before."""
-        return not self._is_enqueued(span), not span.attempts, span.first
+        is_enqueued = span.first in self._partitions or self._is_enqueued(span)
+        return not is_enqueued, not span.attempts, span.first
 
     def _enqueue_redeliveries(self) -> None:
         """Make redelivered messages ready, and add new ones behind the cursor to partitions."""
@@ -686,7 +707,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         if not sequences:
             self.update_availability(member)
             return
-        self._assignable_count -= len(batch.sequences)
+        self._assignable_count -= max(_BATCH_COST_MESSAGES, len(batch.sequences))
         self.position.adjust_scanned_count(-len(batch.sequences))
         self._turn_count += 1
         for part in self._split_by_attempts(batch):

@@ -10,7 +10,7 @@ import heapq
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -21,6 +21,9 @@ SpanSet = tuple[int, SequenceSet]
 """Attempt count, and the messages with this count. A queue owns the sets that were added to it."""
 
 _first = attrgetter("first")
+
+# Ranges of several sets that become one span. A longer one would take too long to build.
+_JOINED_MAX = 64
 
 # Inserting a span by binary search compares it with fewer spans than this.
 _SEARCH_STEPS_MAX = 20
@@ -51,7 +54,7 @@ class RedeliveryQueue:
     def count_messages(self, spans_max: int) -> int:
         """Return the number of messages in at most `spans_max` spans, in any order."""
         parts = (
-            (entry,) if isinstance(entry, Span) else chain.from_iterable(entry.sources)
+            (entry,) if isinstance(entry, Span) else entry.iter_unordered()
             for entry in self._entries
         )
         spans = islice(chain.from_iterable(parts), spans_max)
@@ -105,14 +108,22 @@ class RedeliveryQueue:
 
     def pop_all(self) -> list[Span]:
         """Remove and return all spans."""
-        spans = list(self)
+        spans: list[Span] = []
+        for entry in self._entries:
+            if isinstance(entry, Span):
+                spans.append(entry)
+            else:
+                spans += entry.join_all()
         self._clear()
         return spans
 
-    def sort(self, key: Callable[[Any], Any]) -> None:
+    def sort(self, key: Callable[[Any], Any]) -> int:
         """Sort all spans. The key of a span in the queue must not change.
 
         If few spans were added since it was sorted by the same key, only these are moved.
+
+        Returns:
+            The number of spans that were moved.
         """
         entries = self._entries
         sorted_count = self._sorted_count if key == self._sort_key else 0
@@ -123,13 +134,14 @@ class RedeliveryQueue:
             added.append(span)
             entries.pop()
         if len(entries) > sorted_count:
-            spans = sorted([*self, *reversed(added)], key=key)
-            entries.clear()
-            entries.extend(spans)
+            self.sort_with([], added)  # Joins ranges that continue each other.
+            added = sorted(self.pop_all(), key=key)
+            entries.extend(added)
         else:
             for span in reversed(added):
                 entries.insert(bisect_right(entries, key(span), key=key), span)
         self._sort_key, self._sorted_count = key, len(entries)
+        return len(added)
 
     def _clear(self) -> None:
         self._entries.clear()
@@ -162,6 +174,11 @@ class _RangeSource:
     def next_sequence(self) -> int | None:
         """First sequence of the next span; None if there is none."""
         return self._firsts[self._index] if self._index < len(self._firsts) else None
+
+    def rows(self) -> Iterable[tuple[int, int, int]]:
+        """Return (first, last, attempts) of all spans."""
+        firsts, lasts = self._firsts[self._index :], self._lasts[self._index :]
+        return zip(firsts, lasts, repeat(self.attempts), strict=False)
 
     def pop_first(self) -> Span:
         index, self._index = self._index, self._index + 1
@@ -212,15 +229,36 @@ class _MergedSpans:
     def __iter__(self) -> Iterator[Span]:
         return heapq.merge(*self.sources, key=_first)
 
+    def iter_unordered(self) -> Iterator[Span]:
+        """Yield the spans in any order."""
+        return chain.from_iterable(self.sources[number] for _, number in self._heap)
+
     def pop_first(self) -> Span:
         """Remove and return the first span, with the ranges of other sources that continue it.
 
         There must be one.
         """
         span = self._pop_first_part()
-        while self._heap and self._heap[0][0] == span.last and self._is_next_equal(span):
+        for _ in range(_JOINED_MAX):
+            if not self._heap or self._heap[0][0] != span.last or not self._is_next_equal(span):
+                break
             span.last = self._pop_first_part().last
         return span
+
+    def join_all(self) -> list[Span]:
+        """Return all spans; ranges that continue each other are one span."""
+        rows: list[tuple[int, int, int]] = []
+        span_sources = [source for source in self.sources if isinstance(source, _SpanSource)]
+        for source in self.sources:
+            if isinstance(source, _RangeSource):
+                rows += source.rows()
+        joined: list[Span] = []
+        for first, last, attempts in sorted(rows):
+            if joined and joined[-1].last == first and joined[-1].attempts == attempts:
+                joined[-1].last = last
+            else:
+                joined.append(Span(first, last, attempts))
+        return list(heapq.merge(joined, *span_sources, key=_first)) if span_sources else joined
 
     def _is_next_equal(self, span: Span) -> bool:
         """Return True if a range follows that differs from `span` only in its sequences."""

@@ -16,7 +16,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     DROP_OLDEST_DIVISOR,
     DROPPED_SINGLY_POSITIONS_MAX,
-    RECLAIMED_MEMBERS_PER_TURN,
+    POSITIONS_PER_TURN,
 )
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import FrameBatch
@@ -109,7 +109,7 @@ class OldestMessageDropper:
             lagging = _list_lagging(cls, floor)
             needed = _lowest_needed(cls, lagging, floor)
             cls.dropped_counts[Reason.DROP_OLDEST] += floor - needed
-            consumer_count = len(lagging) + _count_members(cls)
+            consumer_count = len(lagging) + _measure_groups(cls)
             if can_wait and consumer_count > self.positions_per_turn and not cls.has_last_values:
                 self._partial_drops[cls] = _PartialDrop(floor, _drop_in_steps(cls, lagging, floor))
                 break
@@ -136,7 +136,7 @@ class OldestMessageDropper:
             floor = min(ring.floor + excess, ring.head)
         else:
             floor = ring.sequence_after_bytes(batch.data.size)
-        if len(cls.positions) + _count_members(cls) > DROPPED_SINGLY_POSITIONS_MAX:
+        if len(cls.positions) + _measure_groups(cls) > DROPPED_SINGLY_POSITIONS_MAX:
             floor = min(floor + len(ring) // DROP_OLDEST_DIVISOR, ring.head)
         return max(floor, compactor.leading_values_end())
 
@@ -174,16 +174,17 @@ def _drop_in_steps(cls: MessageClass, positions: list[Position], floor: int) -> 
     """
     for position in positions:
         for _ in position.unacked.discard_held_in_parts(0, floor):
-            yield RECLAIMED_MEMBERS_PER_TURN
+            yield POSITIONS_PER_TURN
         if position in cls.positions and position.window.floor < floor:
             position.skip_to(floor)
             cls.enqueue_position(position)  # It may have fewer messages in flight now.
         yield 1
+    yield POSITIONS_PER_TURN  # The parked messages are stored in the next turn.
 
 
-def _count_members(cls: MessageClass) -> int:
-    """Return the number of members of all groups of a class."""
-    return sum(len(group.members) for group in cls.groups.values())
+def _measure_groups(cls: MessageClass) -> int:
+    """Return the cost of dropping messages from all groups of a class: that of a position is 1."""
+    return sum(group.drop_cost for group in cls.groups.values())
 
 
 def _list_lagging(cls: MessageClass, floor: int) -> list[Position]:

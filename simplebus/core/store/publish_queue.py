@@ -18,8 +18,10 @@ from typing import Protocol
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
+from simplebus.core.limits import ENVELOPES_PER_PARKED_BATCH
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol import frames
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.session.session import Session
 from simplebus.core.store.rate_queue import RateQueue
@@ -94,13 +96,13 @@ class PublishQueue:
         while classes_to_retry:
             cls = classes_to_retry.pop()
             while cls.blocked_sessions:
-                if not self._remaining_batch_count:
+                if self._remaining_batch_count <= 0:
                     self.classes_to_retry |= dict.fromkeys([cls, *classes_to_retry])
                     return
                 session = cls.blocked_sessions[0]
                 next_queue = self._store_parked(session, cls)
                 if next_queue is cls:
-                    if not self._remaining_batch_count or self._discard_orphan(cls):
+                    if self._remaining_batch_count <= 0 or self._discard_orphan(cls):
                         continue
                     break
                 self._unblock_session(session, cls)
@@ -207,9 +209,11 @@ class PublishQueue:
             class_id, batch = session.parked_messages[0]
             if class_id != cls.class_id:
                 return self._classes[class_id]
-            if not self._remaining_batch_count:
+            if self._remaining_batch_count <= 0:
                 return cls
             self._remaining_batch_count -= 1
+            if batch.data[0] == frames.ENVELOPE:
+                self._remaining_batch_count -= batch.count // ENVELOPES_PER_PARKED_BATCH
             allowed = self.rate_queue.count_allowed(session, batch)
             if not allowed:
                 return self.rate_queue

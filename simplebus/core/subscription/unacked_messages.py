@@ -512,7 +512,9 @@ class UnackedMessages:
                 yield
         self._queue_overdue(overdue, self._nack_timer.pop_due_sets(tick))
         if is_divided:
+            yield
             self.queue.sort_with([], ())
+            yield
 
     def _queue_overdue(self, overdue: list[SpanSet], rejected: list[SpanSet]) -> None:
         """Queue messages that were in flight, and rejected ones, in their order."""

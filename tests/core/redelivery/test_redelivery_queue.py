@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -114,6 +115,35 @@ class RedeliveryQueueMachine(RuleBasedStateMachine):
 
 
 TestRedeliveryQueue = RedeliveryQueueMachine.TestCase
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 40), st.tuples(st.integers(1, 2), st.integers(0, 3)), min_size=1
+    ),
+    st.booleans(),
+)
+def test_ranges_of_several_sets_are_joined(
+    set_by_message: dict[int, tuple[int, int]], is_popped_at_once: bool
+) -> None:
+    sets: dict[tuple[int, int], SequenceSet] = {}
+    expected: list[Span] = []
+    for message, (attempts, number) in sorted(set_by_message.items()):
+        sets.setdefault((attempts, number), SequenceSet()).add(message, message + 1)
+        if expected and expected[-1].last == message and expected[-1].attempts == attempts:
+            expected[-1].last += 1
+        else:
+            expected.append(Span(message, message + 1, attempts))
+    queue = RedeliveryQueue()
+    queue.append_sets([(attempts, messages) for (attempts, _), messages in sets.items()])
+    assert queue.count_messages(100) == len(set_by_message)
+    if is_popped_at_once:
+        spans = queue.pop_all()
+    else:
+        spans = []
+        while queue:
+            spans.append(queue.pop_first())
+    assert spans == expected
 
 
 def test_adding_sets_costs_the_same_for_any_number_of_ranges() -> None:
