@@ -65,6 +65,18 @@ SERVER = (
 )
 
 
+HELD_BY_MEMBERS, DROPPED, OVERDUE = 21, 22, 23
+"""Classes of groups whose members hold many messages."""
+HELD_MESSAGES = 200_000
+CONFIG = f"""
+[classes."group.dropped"]
+id = {DROPPED}
+full = "drop_oldest"
+max-messages = {HELD_MESSAGES}
+[classes."group.overdue"]
+id = {OVERDUE}
+ack-seconds = 3
+""" + "".join(f'[classes."declared.{n}"]\n' for n in range(100))
 Kinds = dict[str, Callable[["HeldServer"], object]]
 """Requests by title."""
 
@@ -122,7 +134,7 @@ def _run_round(run_options: RunOptions) -> list[Row]:
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "bus.toml"
-        config.write_text("".join(f'[classes."declared.{n}"]\n' for n in range(100)))
+        config.write_text(CONFIG)
         for kinds, options in (
             (KINDS, ("--config", str(config))),
             (JOURNAL_KINDS, ("--data-dir", str(Path(directory) / "data"))),
@@ -453,6 +465,61 @@ def open_groups(server: HeldServer) -> None:
             client.close()
 
 
+def with_members(
+    class_id: int, act: Callable[[HeldServer, list[Client]], object]
+) -> Callable[[HeldServer], object]:
+    """Return a kind that acts while a thousand members of a group, and then of a key-ordered group,
+    hold many messages.
+    """
+
+    def act_on_groups(server: HeldServer) -> None:
+        for by_key in (False, True):
+            clients = [Client(server, class_id) for _ in range(2)]
+            for number in range(1, MEMBERS // len(clients) + 1):
+                for client in clients:
+                    body = {"group": "members", "by_key": by_key}
+                    client.send(frames.SUBSCRIBE, body, class_id=class_id, number=number)
+            sockets = [client.socket for client in clients]
+            for client in clients:
+                client.read_for(QUIET_S)
+            readers = threading.Thread(target=_discard_all, args=(sockets,), daemon=True)
+            readers.start()
+            _publish_to_members(server, class_id)
+            act(server, clients)
+            time.sleep(SETTLE_S)
+            for sock in sockets:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            readers.join()
+
+    return act_on_groups
+
+
+def _publish_to_members(server: HeldServer, class_id: int) -> None:
+    contents = (_envelope(f"key.{n % 5000}", b"%d" % n) for n in range(HELD_MESSAGES))
+    _publish(server, class_id, contents, kind=frames.ENVELOPE)
+    time.sleep(QUIET_S)
+
+
+def purge_held(server: HeldServer, clients: list[Client]) -> None:
+    client = Client(server)
+    client.send(frames.PURGE, {}, class_id=HELD_BY_MEMBERS)
+    client.wait(frames.PURGE)
+    client.close()
+
+
+def drop_held(server: HeldServer, clients: list[Client]) -> None:
+    _publish_to_members(server, DROPPED)
+
+
+def wait_for_overdue(server: HeldServer, clients: list[Client]) -> None:
+    time.sleep(EXPIRY_S)
+
+
+def leave(server: HeldServer, clients: list[Client]) -> None:
+    clients[0].socket.shutdown(socket.SHUT_RDWR)
+
+
 def keep_last_values(server: HeldServer) -> None:
     reader = Client(server, {"id": VALUES, "last_values": True})
     reader.subscribe(VALUES)
@@ -495,8 +562,10 @@ def _discard_all(sockets: list[socket.socket]) -> None:
             selector.register(sock, selectors.EVENT_READ)
         while selector.get_map():
             for key, _ in selector.select():
-                sock = cast(socket.socket, key.fileobj)
-                if not sock.recv(1 << 20):
+                sock, data = cast(socket.socket, key.fileobj), b""
+                with contextlib.suppress(ConnectionResetError):
+                    data = sock.recv(1 << 20)
+                if not data:
                     selector.unregister(sock)
                     sock.close()
 
@@ -626,6 +695,10 @@ KINDS: Kinds = {
     "Nacks of 62,500 messages, one by one": nack_in_ranges,
     "62,500 Nacks without a durable, and the next Subscribe": nack_and_hand_over,
     "groups with 1,000 members": open_groups,
+    "Purge of 200,000 messages of 1,000 members": with_members(HELD_BY_MEMBERS, purge_held),
+    "drop_oldest with 1,000 members": with_members(DROPPED, drop_held),
+    "ack timeouts of 1,000 members": with_members(OVERDUE, wait_for_overdue),
+    "500 of 1,000 members leave": with_members(HELD_BY_MEMBERS, leave),
     "last values of 50,000 channels": keep_last_values,
     "a message to 5,000 connections": publish_to_many,
     "Purge of 5,000,000 messages": purge,

@@ -51,14 +51,17 @@ class RedeliveryQueue:
             else:
                 yield from entry
 
+    def iter_unordered(self) -> Iterator[Span]:
+        """Yield all spans in any order, which takes less time for the first ones."""
+        for entry in self._entries:
+            if isinstance(entry, Span):
+                yield entry
+            else:
+                yield from entry.iter_unordered()
+
     def count_messages(self, spans_max: int) -> int:
-        """Return the number of messages in at most `spans_max` spans, in any order."""
-        parts = (
-            (entry,) if isinstance(entry, Span) else entry.iter_unordered()
-            for entry in self._entries
-        )
-        spans = islice(chain.from_iterable(parts), spans_max)
-        return sum(span.last - span.first for span in spans)
+        """Return the number of messages in at most `spans_max` spans."""
+        return sum(span.last - span.first for span in islice(self.iter_unordered(), spans_max))
 
     @property
     def first(self) -> Span:
@@ -100,7 +103,7 @@ class RedeliveryQueue:
             if isinstance(entry, Span):
                 single_spans.append(entry)
             else:
-                sources += entry.sources
+                sources += entry.remaining_sources()
         if single_spans:
             sources.append(_SpanSource(deque(sorted(single_spans, key=_first))))
         self._clear()
@@ -113,7 +116,7 @@ class RedeliveryQueue:
             if isinstance(entry, Span):
                 spans.append(entry)
             else:
-                spans += entry.join_all()
+                spans += _join_ranges(entry.remaining_sources())
         self._clear()
         return spans
 
@@ -134,8 +137,14 @@ class RedeliveryQueue:
             added.append(span)
             entries.pop()
         if len(entries) > sorted_count:
-            self.sort_with([], added)  # Joins ranges that continue each other.
-            added = sorted(self.pop_all(), key=key)
+            sources: list[_Source] = []
+            for entry in entries:
+                if isinstance(entry, Span):
+                    added.append(entry)
+                else:
+                    sources += entry.remaining_sources()
+            entries.clear()
+            added = sorted([*_join_ranges(sources), *added], key=key)
             entries.extend(added)
         else:
             for span in reversed(added):
@@ -214,7 +223,7 @@ class _MergedSpans:
     """Spans of several ascending sources, in ascending order."""
 
     def __init__(self, sources: list[_Source]) -> None:
-        self.sources = sources
+        self._sources = sources
         self._heap = [
             (sequence, number)
             for number, source in enumerate(sources)
@@ -227,11 +236,15 @@ class _MergedSpans:
         return bool(self._heap)
 
     def __iter__(self) -> Iterator[Span]:
-        return heapq.merge(*self.sources, key=_first)
+        return heapq.merge(*self._sources, key=_first)
 
     def iter_unordered(self) -> Iterator[Span]:
         """Yield the spans in any order."""
-        return chain.from_iterable(self.sources[number] for _, number in self._heap)
+        return chain.from_iterable(self._sources[number] for _, number in self._heap)
+
+    def remaining_sources(self) -> list[_Source]:
+        """Return the sources that are not empty."""
+        return [self._sources[number] for _, number in self._heap]
 
     def pop_first(self) -> Span:
         """Remove and return the first span, with the ranges of other sources that continue it.
@@ -245,24 +258,9 @@ class _MergedSpans:
             span.last = self._pop_first_part().last
         return span
 
-    def join_all(self) -> list[Span]:
-        """Return all spans; ranges that continue each other are one span."""
-        rows: list[tuple[int, int, int]] = []
-        span_sources = [source for source in self.sources if isinstance(source, _SpanSource)]
-        for source in self.sources:
-            if isinstance(source, _RangeSource):
-                rows += source.rows()
-        joined: list[Span] = []
-        for first, last, attempts in sorted(rows):
-            if joined and joined[-1].last == first and joined[-1].attempts == attempts:
-                joined[-1].last = last
-            else:
-                joined.append(Span(first, last, attempts))
-        return list(heapq.merge(joined, *span_sources, key=_first)) if span_sources else joined
-
     def _is_next_equal(self, span: Span) -> bool:
         """Return True if a range follows that differs from `span` only in its sequences."""
-        source = self.sources[self._heap[0][1]]
+        source = self._sources[self._heap[0][1]]
         if not isinstance(source, _RangeSource) or source.attempts != span.attempts:
             return False
         return span.give_up_reason is None and not span.backoff_tick
@@ -270,10 +268,28 @@ class _MergedSpans:
     def _pop_first_part(self) -> Span:
         """Remove and return the first span of a source."""
         number = self._heap[0][1]
-        span = self.sources[number].pop_first()
-        sequence = self.sources[number].next_sequence
+        span = self._sources[number].pop_first()
+        sequence = self._sources[number].next_sequence
         if sequence is None:
             heapq.heappop(self._heap)
         else:
             heapq.heapreplace(self._heap, (sequence, number))
         return span
+
+
+def _join_ranges(sources: list[_Source]) -> list[Span]:
+    """Return the spans of all sources by their first sequence. Ranges that continue each other are
+    one span.
+    """
+    rows: list[tuple[int, int, int]] = []
+    span_sources = [source for source in sources if isinstance(source, _SpanSource)]
+    for source in sources:
+        if isinstance(source, _RangeSource):
+            rows += source.rows()
+    joined: list[Span] = []
+    for first, last, attempts in sorted(rows):
+        if joined and joined[-1].last == first and joined[-1].attempts == attempts:
+            joined[-1].last = last
+        else:
+            joined.append(Span(first, last, attempts))
+    return list(heapq.merge(joined, *span_sources, key=_first)) if span_sources else joined

@@ -266,7 +266,7 @@ class UnackedMessages:
 
     def iter_own_spans(self) -> Iterator[Span]:
         """Yield the spans that no part of a group holds."""
-        yield from self.queue
+        yield from self.queue.iter_unordered()
         yield from self._spilled_spans
         yield from self._ack_timer
         yield from self._nack_timer
