@@ -47,8 +47,8 @@ BROKEN = {
         (UnackedMessages, "extend_ack_timeout"),
         "test_working_restarts_the_ack_timeout",
     ),
-    "ticks are ignored": (
-        (Position, "tick"),
+    "overdue messages are not queued": (
+        (UnackedMessages, "requeue_sets"),
         "test_redelivers_unacknowledged_messages_with_growing_backoff",
     ),
     "delayed messages are lost": (

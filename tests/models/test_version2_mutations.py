@@ -22,6 +22,7 @@ from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.failure_reasons import FailureReasons
+from simplebus.core.redelivery.redelivery_queue import SpanSet
 from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.version2 import Version2Decoder
@@ -121,7 +122,7 @@ def applies_acks_to_all_members(patch: Patch) -> None:
 def loses_unsent_messages_of_a_member(patch: Patch) -> None:
     give_back = GroupMember.pop_unsent
 
-    def keep_nothing(self: GroupMember) -> list[Span]:
+    def keep_nothing(self: GroupMember) -> list[SpanSet]:
         return give_back(self)[:0]
 
     patch.setattr(GroupMember, "pop_unsent", keep_nothing)

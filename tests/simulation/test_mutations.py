@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -101,8 +102,10 @@ def forget_nacked_messages(original: Original) -> Original:
 
 def lose_messages_of_leaving_members(original: Original) -> Original:
     def leave(group: Group, member: GroupMember) -> None:
-        for span in [*member.pop_unsent(), *(span for _, span in member.pop_in_flight())]:
-            group.window.ack_range(span.first, span.last)
+        unsent = [sequences for _, sequences in member.pop_unsent()]
+        in_flight = [sequences for _, _, sequences in member.pop_in_flight()]
+        for first, last in chain.from_iterable([*unsent, *in_flight]):
+            group.window.ack_range(first, last)
         original(group, member)
 
     return leave
