@@ -276,7 +276,8 @@ DEFAULT_DELIVERIES_MAX = 16
 DELIVERIES_MAX = 0xFFFF
 
 # Messages of a key-ordered group that may be in flight, or wait behind the cursor because of their
-# key, before the group stops scanning. One turn may have to remove all of them.
+# key, before the group stops scanning. If all of them are purged or dropped, one turn removes them
+# from the tables of the group.
 KEY_ORDERED_MESSAGES_MAX = 4096
 
 # Dead letters --------------------------------------------------------------------------------

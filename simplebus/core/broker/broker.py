@@ -843,7 +843,7 @@ class Broker:
             yield from select_sessions_to_close(self.sessions.values(), limit_bytes)
 
     def _tick_positions(self, cls: MessageClass) -> Iterator[int]:
-        """Tick the positions of a class. Yields the number of positions of each part, plus one."""
+        """Tick the positions of a class. Yields the cost of each part: that of a position is 1."""
         positions = list(cls.positions)
         for first in range(0, len(positions), TICKED_CLASSES_PER_TURN):
             part = positions[first : first + TICKED_CLASSES_PER_TURN]
@@ -854,6 +854,8 @@ class Broker:
                     position.unacked.postpone_ack_timeouts(stalled_ticks)
                 for _ in position.tick_in_parts(self.clock.tick):
                     yield TICKED_CLASSES_PER_TURN
+                if position not in cls.positions:
+                    continue
                 if (subscription := cls.subscriptions.get(position)) is not None:
                     if subscription.has_work:
                         subscription.outbox.enqueue(subscription)
@@ -862,7 +864,8 @@ class Broker:
                 elif (group := cls.groups.get(position)) is not None:
                     for _ in group.tick_in_parts(self.clock.tick):
                         yield TICKED_CLASSES_PER_TURN
-                    group.distribute_messages()
+                    if position in cls.positions:
+                        group.distribute_messages()
             yield len(part)
         yield 1
 

@@ -27,7 +27,6 @@ from simplebus.core.limits import (
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
     SCAN_MESSAGES_MAX,
-    SEQUENCE_MAX,
 )
 from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.frames import Integers
@@ -36,6 +35,7 @@ from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.redelivery.redelivery_queue import SpanSet
 from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
+from simplebus.core.ring.ring import Ring
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.subscription.copied_frames import CopiedFrames
 from simplebus.core.subscription.delayed_wakeups import NEVER, DelayedWakeups
@@ -52,9 +52,9 @@ FIRST_SCAN_MAX = 512
 # Assignments to members before the group continues in a later turn: each takes 20 microseconds.
 ASSIGNMENTS_PER_TURN_MAX = 64
 
-# The bytes of this many ranges or more are estimated when a member no longer holds them: measuring
-# takes a microsecond each.
-_MEASURED_MAX = 16
+# The bytes of this many ranges or more are measured with arrays, unless the ranges are long.
+_ARRAY_RANGES_MIN = 16
+_ARRAY_MESSAGES_PER_RANGE_MAX = 8
 
 # Redelivered spans whose messages are counted to divide them between the members.
 _COUNTED_SPANS_MAX = 16
@@ -94,7 +94,7 @@ class GroupMember:
         self.assigned_count = 0
         """Messages assigned and not acknowledged."""
         self.assigned_bytes = 0
-        """Bytes of the messages assigned and not acknowledged; an estimate, see `_subtract`."""
+        """Bytes of the messages assigned and not acknowledged."""
         self.last_assigned_turn = 0
         """Turn of the group in which this member was last assigned messages."""
         self.assigned_tick = 0
@@ -173,25 +173,15 @@ class GroupMember:
         return sets
 
     def _subtract_sets(self, sets: Iterable[SequenceSet]) -> None:
-        """Subtract the messages of sets from the counts."""
+        """Subtract the stored messages of sets from the counts."""
+        ring = self.position.ring
         for sequences in sets:
-            self._subtract(len(sequences), sequences.ranges_within(0, SEQUENCE_MAX, _MEASURED_MAX))
+            self._subtract(len(sequences), _measure_bytes(ring, sequences))
 
-    def _subtract(self, count: int, ranges: Ranges) -> None:
-        """Subtract `count` stored messages from the counts.
-
-        Args:
-            count: Number of messages.
-            ranges: These messages. If there are _MEASURED_MAX ranges or more, only some of them:
-                then each message counts as the average of all assigned ones.
-        """
-        if len(ranges) < _MEASURED_MAX:
-            ring = self.position.ring
-            size = sum(ring.range_bytes(first, last) for first, last in ranges)
-        else:
-            size = self.assigned_bytes * count // self.assigned_count
+    def _subtract(self, count: int, size_bytes: int) -> None:
+        """Subtract `count` messages of `size_bytes` bytes from the counts."""
         self.assigned_count -= count
-        self.assigned_bytes = max(0, self.assigned_bytes - size) if self.assigned_count else 0
+        self.assigned_bytes -= size_bytes
         self.group.update_availability(self)
 
     def has_in_flight(
@@ -216,8 +206,9 @@ class GroupMember:
         """
         spans = self._ack_timer.remove(first, last, attempt)
         if spans:
-            ranges = [(span.first, span.last) for span in spans]
-            self._subtract(_count_messages(spans), ranges)
+            ring = self.position.ring
+            size_bytes = sum(ring.range_bytes(span.first, span.last) for span in spans)
+            self._subtract(_count_messages(spans), size_bytes)
         return spans
 
     def discard_range(self, first: int, last: int) -> None:
@@ -341,11 +332,11 @@ class GroupMember:
         due_tick = tick + position.delivery_policy.redelivery_delay_ticks(attempts)
         for begin, end in position.copy_assigned(span, pieces, tick):
             if first < begin:
-                self._subtract(begin - first, [(first, begin)])
+                self._subtract(begin - first, position.ring.range_bytes(first, begin))
             self._ack_timer.schedule(due_tick, begin, end, attempts)
             first = end
         if first < span.first:
-            self._subtract(span.first - first, [(first, span.first)])
+            self._subtract(span.first - first, position.ring.range_bytes(first, span.first))
 
     def peek_frames(self, tick: int) -> memoryview:
         self._mark_responsive()
@@ -356,9 +347,9 @@ class GroupMember:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the counts and the assigned messages are correct."""
-        spans = list(self.iter_spans())
+        spans, ring = list(self.iter_spans()), self.position.ring
         assert self.assigned_count == _count_messages(spans), (self.assigned_count, spans)
-        assert (self.assigned_bytes > 0) == (self.assigned_count > 0), self.assigned_bytes
+        assert self.assigned_bytes == sum(ring.range_bytes(s.first, s.last) for s in spans)
         assert self.assigned_count <= self.in_flight_max
         for span in spans:
             unacked = self.window.unacked_ranges(span.first, span.last)
@@ -430,7 +421,7 @@ class BaseGroup(Generic[M]):
 
     @property
     def drop_cost(self) -> int:
-        """Time to drop messages that members hold, if that of a position without members is 1."""
+        """Cost of dropping the messages that members hold; that of one position is 1."""
         return len(self.members)
 
     def update_availability(self, member: M) -> None:
@@ -484,6 +475,7 @@ class BaseGroup(Generic[M]):
     def _must_wait(self) -> bool:
         """Return True if messages are being taken from members. Then they are assigned later."""
         if self.position.unacked.is_discarding:
+            self.position.begin_scan(self._scan_limit)
             self._continue_later()
             return True
         return False
@@ -590,7 +582,7 @@ class Group(BaseGroup[GroupMember]):
 
     def distribute_messages(self) -> list[GroupMember]:
         assigned_members: dict[GroupMember, None] = {}
-        if self._is_scan_unfinished or self._leaving_members:
+        if self._is_scan_unfinished or self._leaving_members or not self.members:
             return []
         if self._must_wait():
             return []
@@ -663,6 +655,21 @@ class Group(BaseGroup[GroupMember]):
             fitting_ranges.append((first, end))
             space_bytes -= size
         return selected, end_sequence
+
+
+def _measure_bytes(ring: Ring, sequences: SequenceSet) -> int:
+    """Return the bytes of the stored messages of a set."""
+    firsts, lasts = sequences.bounds
+    range_count = len(firsts)
+    if (
+        range_count < _ARRAY_RANGES_MIN
+        or len(sequences) > _ARRAY_MESSAGES_PER_RANGE_MAX * range_count
+    ):
+        return sum(ring.range_bytes(first, last) for first, last in sequences)
+    ends = np.array(lasts)
+    counts = ends - np.array(firsts)
+    numbers = np.arange(len(sequences)) + np.repeat(ends - np.cumsum(counts), counts)
+    return ring.sequences_bytes(numbers)
 
 
 def _count_messages(spans: Iterable[Span]) -> int:

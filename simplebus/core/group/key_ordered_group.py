@@ -65,12 +65,12 @@ _SCALAR_MESSAGES_MAX = 4
 # Messages scanned at once, at least, when a member can accept messages.
 _SCAN_MIN = 16
 
-# Messages assigned before the group continues in a later turn: each takes 3 microseconds. A member
-# that gets few messages counts for more.
+# Messages assigned before the group continues in a later turn: each takes 3 microseconds. The
+# messages that a member gets at once count as at least _BATCH_COST_MESSAGES.
 _ASSIGNED_PER_TURN_MAX = 512
 _BATCH_COST_MESSAGES = 8
 
-# Messages that take as long to drop as a member.
+# Dropping so many messages costs as much as dropping those of one more member.
 _DROPPED_PER_COST = 32
 
 # If so many messages have finished without an ack, or so many redeliveries were sorted, other

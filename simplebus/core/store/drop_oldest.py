@@ -169,8 +169,10 @@ class OldestMessageDropper:
 
 
 def _drop_in_steps(cls: MessageClass, positions: list[Position], floor: int) -> Iterator[int]:
-    """Drop the messages below `floor` for these positions. Yields the cost of each step: that of a
-    position is 1.
+    """Drop the messages below `floor` for these positions.
+
+    Yields the cost of each step: 1 for a position. After some members of a group, no other step
+    belongs to the turn.
     """
     for position in positions:
         for _ in position.unacked.discard_held_in_parts(0, floor):
@@ -183,7 +185,7 @@ def _drop_in_steps(cls: MessageClass, positions: list[Position], floor: int) -> 
 
 
 def _measure_groups(cls: MessageClass) -> int:
-    """Return the cost of dropping messages from all groups of a class: that of a position is 1."""
+    """Return the cost of dropping messages from all groups of a class, as `drop_cost`."""
     return sum(group.drop_cost for group in cls.groups.values())
 
 

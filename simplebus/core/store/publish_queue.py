@@ -212,12 +212,12 @@ class PublishQueue:
             if self._remaining_batch_count <= 0:
                 return cls
             self._remaining_batch_count -= 1
-            if batch.data[0] == frames.ENVELOPE:
-                self._remaining_batch_count -= batch.count // ENVELOPES_PER_PARKED_BATCH
             allowed = self.rate_queue.count_allowed(session, batch)
             if not allowed:
                 return self.rate_queue
             handled = self._store.append_or_drop(cls, batch.slice(0, allowed), session)
+            if batch.data[0] == frames.ENVELOPE:
+                self._remaining_batch_count -= handled // ENVELOPES_PER_PARKED_BATCH
             stored_bytes = int(batch.bounds[handled])
             consume(session.token_buckets, handled, stored_bytes)
             if handled:

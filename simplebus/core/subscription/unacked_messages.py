@@ -99,11 +99,13 @@ class UnackedMessages:
         self._clock = clock
         self._is_shared = is_shared
         self._holders: dict[MessageHolder, None] = {}
+        """Parts of a group that hold messages."""
         self._held_floor = 0
-        """Messages below this sequence were removed from all holders."""
+        """Messages below this sequence were removed from all holders. No holder gets any of them
+        later, because the floor of the window is not lower.
+        """
         self._discarding_count = 0
         """Number of unfinished calls of `discard_held_in_parts`."""
-        """Parts of a group that hold messages."""
         self._ack_timer = TimerWheel()
         self._nack_timer = TimerWheel()
         self._delayed_spans: list[tuple[float, int, Span]] = []
@@ -296,7 +298,8 @@ class UnackedMessages:
     def discard_held_in_parts(self, first: int, last: int) -> Generator[None, None, None]:
         """Remove first..last-1 from all holders, in parts of bounded work.
 
-        All parts must be processed, whatever happens between them.
+        All parts must be processed, whatever happens between them. Until then, the group assigns no
+        messages.
         """
         self._discarding_count += 1
         try:
@@ -514,6 +517,7 @@ class UnackedMessages:
         if is_divided:
             yield
             self.queue.sort_with([], ())
+            self.requeue_count += 1  # A key-ordered group sorts the queue again.
             yield
 
     def _queue_overdue(self, overdue: list[SpanSet], rejected: list[SpanSet]) -> None:

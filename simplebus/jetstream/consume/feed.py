@@ -25,6 +25,7 @@ from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import Flags, FrameBatch, Integers
 from simplebus.core.ring.columns import MessageRows
+from simplebus.core.steps import run_to_end
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
 from simplebus.jetstream import api
@@ -527,7 +528,9 @@ class ConsumerFeed:
             if a < b and not (np.diff(block.sequences) > 0).all():  # Contains redeliveries.
                 continue
             if a < b:
-                self.position.purge(block.first + int(a), block.first + int(b))
+                begin, end = block.first + int(a), block.first + int(b)
+                run_to_end(self.position.unacked.discard_held_in_parts(begin, end))
+                self.position.purge(begin, end)
         waiting, self._pending = self._pending, deque()
         self._pending_count = 0
         for pending in waiting:
