@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simplebus.core.errors import Reason
 from simplebus.core.message_class import purge as message_class_purge
 from simplebus.core.settings import Retention, Settings
+from simplebus.core.subscription import unacked_messages
 from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
@@ -328,7 +329,10 @@ def test_exactly_the_purged_messages_are_not_delivered(
 ) -> None:
     """A list of subscriptions divides each purge into parts, between which they begin."""
     portion = 128 if subscribed_between is None else 1
-    with mock.patch.object(message_class_purge, "PURGED_POSITIONS_PER_TURN", portion):
+    with (
+        mock.patch.object(message_class_purge, "PURGED_POSITIONS_PER_TURN", portion),
+        mock.patch.object(unacked_messages, "RECLAIMED_MEMBERS_PER_TURN", portion),
+    ):
         compare_deliveries(actions, subscribed_between)
 
 
