@@ -15,6 +15,7 @@ from unittest import mock
 from simplebus.core import checkpoint
 from simplebus.core.broker import fetch
 from simplebus.core.message_class import floor_index, purge, spill
+from simplebus.core.subscription import unacked_messages
 from tests.simulation.clients import (
     Processed,
     SimulatedClient,
@@ -168,6 +169,8 @@ class SimulationRun:
             mock.patch.object(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", self._portion),
             mock.patch.object(purge, "PURGED_POSITIONS_PER_TURN", self._portion),
             mock.patch.object(fetch, "PURGED_POSITIONS_PER_TURN", self._portion),
+            mock.patch.object(unacked_messages, "RECLAIMED_MEMBERS_PER_TURN", self._portion),
+            mock.patch.object(unacked_messages, "RECLAIMED_RANGES_PER_TURN", self._portion),
             mock.patch.object(floor_index, "FLOOR_CORRECTIONS_MAX", self._portion),
             mock.patch.object(checkpoint, "SNAPSHOT_CHANGE_BYTES_MIN", self._snapshot_bytes),
         ):

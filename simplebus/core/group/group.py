@@ -472,14 +472,6 @@ class BaseGroup(Generic[M]):
         """
         raise NotImplementedError
 
-    def _must_wait(self) -> bool:
-        """Return True if messages are being taken from members. Then they are assigned later."""
-        if self.position.unacked.is_discarding:
-            self.position.begin_scan(self._scan_limit)
-            self._continue_later()
-            return True
-        return False
-
     def _continue_later(self) -> None:
         """Schedule a wakeup that continues the search for messages."""
         self._is_scan_unfinished = True
@@ -584,7 +576,7 @@ class Group(BaseGroup[GroupMember]):
         assigned_members: dict[GroupMember, None] = {}
         if self._is_scan_unfinished or self._leaving_members or not self.members:
             return []
-        if self._must_wait():
+        if self.position.unacked.is_discarding:
             return []
         position, available_members = self.position, self._available_members
         if self._has_unsorted_redeliveries:

@@ -510,7 +510,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         if not self._assignment.assign_orphans(_WEIGHTS_PER_TURN_MAX):
             self._continue_later()
             return []
-        if self._must_wait():
+        if self.position.unacked.is_discarding:
             return []
         if max(self._dequeue_finished(), self._sort_redeliveries()) > _MOVED_PER_TURN_MAX:
             self._continue_later()

@@ -65,6 +65,8 @@ def purge_in_parts(
         yield from position.unacked.discard_held_in_parts(first, last)
         if position in cls.positions:  # It may have ended between the parts.
             position.purge(first, last)
+            if position in cls.groups:
+                cls.enqueue_position(position)  # The group has assigned no messages meanwhile.
         if number % PURGED_POSITIONS_PER_TURN == 0:
             yield
     _purge_backlog(cls, first, last)

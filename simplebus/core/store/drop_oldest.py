@@ -177,8 +177,9 @@ def _drop_in_steps(cls: MessageClass, positions: list[Position], floor: int) -> 
     for position in positions:
         for _ in position.unacked.discard_held_in_parts(0, floor):
             yield POSITIONS_PER_TURN
-        if position in cls.positions and position.window.floor < floor:
-            position.skip_to(floor)
+        if position in cls.positions:
+            if position.window.floor < floor:
+                position.skip_to(floor)
             cls.enqueue_position(position)  # It may have fewer messages in flight now.
         yield 1
     yield POSITIONS_PER_TURN  # The parked messages are stored in the next turn.

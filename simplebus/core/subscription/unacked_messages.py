@@ -299,7 +299,7 @@ class UnackedMessages:
         """Remove first..last-1 from all holders, in parts of bounded work.
 
         All parts must be processed, whatever happens between them. Until then, the group assigns no
-        messages.
+        messages. The caller must have messages assigned afterwards.
         """
         self._discarding_count += 1
         try:
