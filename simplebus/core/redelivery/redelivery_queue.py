@@ -25,6 +25,9 @@ _first = attrgetter("first")
 # Ranges of several sets that become one span. A longer one would take too long to build.
 _JOINED_MAX = 64
 
+# Small sets are united until they have this many ranges, because each source of spans takes time.
+_UNITED_RANGES = 1024
+
 # Inserting a span by binary search compares it with fewer spans than this.
 _SEARCH_STEPS_MAX = 20
 
@@ -92,12 +95,20 @@ class RedeliveryQueue:
         self._entries.extendleft(reversed(spans))
 
     def append_sets(self, sets: list[SpanSet]) -> None:
-        """Append the messages of sets, in the order of their sequences."""
-        self._append_merged([_RangeSource(*attempts_and_set) for attempts_and_set in sets])
+        """Append the messages of sets, in the order of their sequences.
+
+        The order includes the sets of earlier calls that are still last in the queue, unless one
+        of their messages was first.
+        """
+        last = self._entries[-1] if self._entries else None
+        if isinstance(last, _MergedSpans) and not last.is_started:
+            last.add_sets(sets)
+        elif any(sequences for _, sequences in sets):
+            self._append_merged([], sets)
 
     def sort_with(self, sets: list[SpanSet], spans: Iterable[Span]) -> None:
         """Add the messages of `sets` and `spans`, and sort all spans by their first sequence."""
-        sources: list[_Source] = [_RangeSource(*attempts_and_set) for attempts_and_set in sets]
+        sources: list[_Source] = []
         single_spans = list(spans)
         for entry in self._entries:
             if isinstance(entry, Span):
@@ -107,7 +118,8 @@ class RedeliveryQueue:
         if single_spans:
             sources.append(_SpanSource(deque(sorted(single_spans, key=_first))))
         self._clear()
-        self._append_merged(sources)
+        if sources or any(sequences for _, sequences in sets):
+            self._append_merged(sources, sets)
 
     def pop_all(self) -> list[Span]:
         """Remove and return all spans."""
@@ -156,17 +168,18 @@ class RedeliveryQueue:
         self._entries.clear()
         self._sorted_count = 0
 
-    def _append_merged(self, sources: list[_Source]) -> None:
+    def _append_merged(self, sources: list[_Source], sets: list[SpanSet]) -> None:
+        """Append the spans of sources and sets, which are not all empty."""
         merged = _MergedSpans(sources)
-        if merged:
-            self._entries.append(merged)
-            self._expose_first()
+        merged.add_sets(sets)
+        self._entries.append(merged)
+        self._expose_first()
 
     def _expose_first(self) -> None:
         """If the first entry consists of merged spans, take its first span out, in front of it."""
         if self._entries and isinstance(merged := self._entries[0], _MergedSpans):
             span = merged.pop_first()
-            if not merged:
+            if merged.is_empty:
                 self._entries.popleft()
             self._entries.appendleft(span)
 
@@ -180,9 +193,13 @@ class _RangeSource:
         self._index = 0
 
     @property
-    def next_sequence(self) -> int | None:
-        """First sequence of the next span; None if there is none."""
-        return self._firsts[self._index] if self._index < len(self._firsts) else None
+    def is_empty(self) -> bool:
+        return self._index == len(self._firsts)
+
+    @property
+    def next_sequence(self) -> int:
+        """First sequence of the next span. There must be one."""
+        return self._firsts[self._index]
 
     def rows(self) -> Iterable[tuple[int, int, int]]:
         """Return (first, last, attempts) of all spans."""
@@ -205,9 +222,13 @@ class _SpanSource:
         self._spans = spans
 
     @property
-    def next_sequence(self) -> int | None:
-        """First sequence of the next span; None if there is none."""
-        return self._spans[0].first if self._spans else None
+    def is_empty(self) -> bool:
+        return not self._spans
+
+    @property
+    def next_sequence(self) -> int:
+        """First sequence of the next span. There must be one."""
+        return self._spans[0].first
 
     def pop_first(self) -> Span:
         return self._spans.popleft()
@@ -220,61 +241,105 @@ _Source = _RangeSource | _SpanSource
 
 
 class _MergedSpans:
-    """Spans of several ascending sources, in ascending order."""
+    """Spans of several ascending sources, in ascending order.
+
+    Sources can be added until the first span is removed.
+    """
 
     def __init__(self, sources: list[_Source]) -> None:
         self._sources = sources
-        self._heap = [
-            (sequence, number)
-            for number, source in enumerate(sources)
-            if (sequence := source.next_sequence) is not None
-        ]
-        """First sequence of each source that is not empty, and the number of the source."""
-        heapq.heapify(self._heap)
-
-    def __bool__(self) -> bool:
-        return bool(self._heap)
+        self._small_sets: dict[int, list[SequenceSet]] = {}
+        """Sets by attempts that are not part of a source yet. None is empty."""
+        self._small_range_count = 0
+        """Number of ranges in `_small_sets`."""
+        self._heap: list[tuple[int, int]] | None = None
+        """First sequence of each source that is not empty, and the number of the source; None
+        until a span is removed.
+        """
 
     def __iter__(self) -> Iterator[Span]:
-        return heapq.merge(*self._sources, key=_first)
+        return heapq.merge(*self.remaining_sources(), key=_first)
+
+    @property
+    def is_started(self) -> bool:
+        """True if a span was removed."""
+        return self._heap is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """True if all spans were removed."""
+        return self._heap == []
+
+    def add_sets(self, sets: list[SpanSet]) -> None:
+        """Add the messages of sets. No span may have been removed."""
+        for attempts, sequences in sets:
+            if sequences.range_count >= _UNITED_RANGES:
+                self._sources.append(_RangeSource(attempts, sequences))
+            elif sequences:
+                self._small_sets.setdefault(attempts, []).append(sequences)
+                self._small_range_count += sequences.range_count
+                if self._small_range_count >= _UNITED_RANGES:
+                    self._unite_small_sets()
+
+    def _unite_small_sets(self) -> None:
+        """Make the small sets sources."""
+        for attempts, sets in self._small_sets.items():
+            self._sources.append(_RangeSource(attempts, SequenceSet.union(sets)))
+        self._small_sets.clear()
+        self._small_range_count = 0
 
     def iter_unordered(self) -> Iterator[Span]:
         """Yield the spans in any order."""
-        return chain.from_iterable(self._sources[number] for _, number in self._heap)
+        return chain.from_iterable(self.remaining_sources())
 
     def remaining_sources(self) -> list[_Source]:
         """Return the sources that are not empty."""
-        return [self._sources[number] for _, number in self._heap]
+        if self._heap is not None:
+            return [self._sources[number] for _, number in self._heap]
+        self._unite_small_sets()
+        return list(self._sources)
 
     def pop_first(self) -> Span:
         """Remove and return the first span, with the ranges of other sources that continue it.
 
         There must be one.
         """
-        span = self._pop_first_part()
+        if self._heap is None:
+            self._heap = self._build_heap()
+        span = self._pop_first_part(self._heap)
         for _ in range(_JOINED_MAX):
-            if not self._heap or self._heap[0][0] != span.last or not self._is_next_equal(span):
+            if not self._heap or self._heap[0][0] != span.last:
                 break
-            span.last = self._pop_first_part().last
+            source = self._sources[self._heap[0][1]]
+            if not _continues(source, span):
+                break
+            span.last = self._pop_first_part(self._heap).last
         return span
 
-    def _is_next_equal(self, span: Span) -> bool:
-        """Return True if a range follows that differs from `span` only in its sequences."""
-        source = self._sources[self._heap[0][1]]
-        if not isinstance(source, _RangeSource) or source.attempts != span.attempts:
-            return False
-        return span.give_up_reason is None and not span.backoff_tick
+    def _build_heap(self) -> list[tuple[int, int]]:
+        """Return the first sequence and the number of each source."""
+        sources = enumerate(self.remaining_sources())
+        heap = [(source.next_sequence, number) for number, source in sources]
+        heapq.heapify(heap)
+        return heap
 
-    def _pop_first_part(self) -> Span:
+    def _pop_first_part(self, heap: list[tuple[int, int]]) -> Span:
         """Remove and return the first span of a source."""
-        number = self._heap[0][1]
-        span = self._sources[number].pop_first()
-        sequence = self._sources[number].next_sequence
-        if sequence is None:
-            heapq.heappop(self._heap)
+        number = heap[0][1]
+        source = self._sources[number]
+        span = source.pop_first()
+        if source.is_empty:
+            heapq.heappop(heap)
         else:
-            heapq.heapreplace(self._heap, (sequence, number))
+            heapq.heapreplace(heap, (source.next_sequence, number))
         return span
+
+
+def _continues(source: _Source, span: Span) -> bool:
+    """Return True if the first range of a source differs from `span` only in its sequences."""
+    if not isinstance(source, _RangeSource) or source.attempts != span.attempts:
+        return False
+    return span.give_up_reason is None and not span.backoff_tick
 
 
 def _join_ranges(sources: list[_Source]) -> list[Span]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -39,6 +39,16 @@ class SequenceSet:
         """Return the same set from arrays."""
         result = cls()
         result._set_bounds(firsts, lasts)
+        return result
+
+    @classmethod
+    def union(cls, sets: list[SequenceSet]) -> SequenceSet:
+        """Return the union of sets, which are not empty: the only one of them, or a new set."""
+        if len(sets) == 1:
+            return sets[0]
+        result = cls()
+        firsts = list(chain.from_iterable(each._firsts for each in sets))
+        result._unite(firsts, list(chain.from_iterable(each._lasts for each in sets)))
         return result
 
     def _set_bounds(self, firsts: Integers, lasts: Integers) -> None:

@@ -46,6 +46,8 @@ class RedeliveryQueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.queue, self.model = RedeliveryQueue(), list[Span]()
         self.next_sequence = 100
+        self.extendable_count = 0
+        """Number of last spans that are sorted together with the next sets."""
 
     def new_messages(self, attempts_by_message: dict[int, int]) -> dict[int, int]:
         """Return the messages with unused sequences, above or below the ones in use."""
@@ -63,6 +65,7 @@ class RedeliveryQueueMachine(RuleBasedStateMachine):
             span = Span(-span.last, -span.first, attempts)
         self.queue.append(span)
         self.model.append(span)
+        self.extendable_count = 0
 
     @rule(attempts=st.lists(st.integers(0, 3), max_size=4), is_front=st.booleans())
     def extend(self, attempts: list[int], is_front: bool) -> None:
@@ -73,23 +76,33 @@ class RedeliveryQueueMachine(RuleBasedStateMachine):
         else:
             self.queue.extend(spans)
             self.model += spans
+            if spans:
+                self.extendable_count = 0
 
-    @rule(messages=MESSAGES)
-    def append_sets(self, messages: dict[int, int]) -> None:
-        sets = build_sets(self.new_messages(messages))
-        self.model += spans_of(sets)
-        self.queue.append_sets(sets)
+    @rule(messages=MESSAGES, more=MESSAGES)
+    def append_sets(self, messages: dict[int, int], more: dict[int, int]) -> None:
+        low, high = build_sets(self.new_messages(messages)), build_sets(self.new_messages(more))
+        for sets in (high, low):
+            self.queue.append_sets(sets)
+            spans = spans_of(sets)
+            begin = len(self.model) - self.extendable_count
+            self.model[begin:] = sorted([*self.model[begin:], *spans], key=span_start)
+            self.extendable_count += len(spans)
+            if self.extendable_count == len(self.model):
+                self.extendable_count = 0
 
     @rule(messages=MESSAGES, attempts=st.lists(st.integers(0, 3), max_size=4))
     def sort_with(self, messages: dict[int, int], attempts: list[int]) -> None:
         sets, spans = build_sets(self.new_messages(messages)), self.new_spans(attempts)
         self.model = sorted([*self.model, *spans_of(sets), *spans], key=lambda span: span.first)
         self.queue.sort_with(sets, spans)
+        self.extendable_count = 0
 
     @rule(key=st.sampled_from([span_start, span_attempts]))
     def sort(self, key: Callable[[Span], object]) -> None:
         self.queue.sort(key)
         self.model.sort(key=key)
+        self.extendable_count = 0
 
     @precondition(lambda self: self.model)
     @rule(is_cut=st.booleans())
@@ -102,11 +115,14 @@ class RedeliveryQueueMachine(RuleBasedStateMachine):
             first.first += 1
         else:
             assert self.queue.pop_first() == self.model.pop(0)
+            if self.extendable_count == len(self.model):
+                self.extendable_count = 0
 
     @rule()
     def pop_all(self) -> None:
         assert self.queue.pop_all() == self.model
         self.model = []
+        self.extendable_count = 0
 
     @invariant()
     def queue_equals_model(self) -> None:
@@ -115,6 +131,34 @@ class RedeliveryQueueMachine(RuleBasedStateMachine):
 
 
 TestRedeliveryQueue = RedeliveryQueueMachine.TestCase
+
+
+def test_many_small_sets_are_sent_in_order() -> None:
+    set_count = 1500
+    queue = RedeliveryQueue()
+    queue.append(Span(0, 1, 1))
+    for number in range(set_count):
+        first = 1 + 3 * number
+        step = 3 * set_count
+        attempts = {first + n * step: 1 + number % 2 for n in range(3)}
+        queue.append_sets(build_sets(attempts))
+    spans = [queue.pop_first() for _ in range(1 + 3 * set_count)]
+    assert not queue
+    assert spans[1:] == [
+        Span(first, first + 1, 1 + first // 3 % set_count % 2)
+        for first in range(1, 1 + 9 * set_count, 3)
+    ]
+
+
+def test_sorting_many_small_sets_costs_little() -> None:
+    def count(set_count: int) -> int:
+        queue = RedeliveryQueue()
+        queue.append(Span(0, 1, 1))
+        for number in range(set_count):
+            queue.append_sets(build_sets({1 + 2 * number: 1}))
+        return count_calls(lambda: queue.sort_with([], []))
+
+    assert count(10_000) < 10 * count(100)
 
 
 @given(
