@@ -106,8 +106,8 @@ CREATED_CLASSES_PER_TURN = 24
 POSITIONS_PER_TURN = 128
 # Members of a group from which one turn takes messages back, because they are overdue, purged or
 # dropped; fewer if the members hold many ranges of messages.
-RECLAIMED_MEMBERS_PER_TURN = 32
-RECLAIMED_RANGES_PER_TURN = 1024
+RECLAIMED_MEMBERS_PER_TURN = 16
+RECLAIMED_RANGES_PER_TURN = 512
 # Positions of a class whose messages are counted in one step, and the same for members of a group.
 COUNTED_POSITIONS_PER_STEP = 1024
 COUNTED_MEMBERS_PER_STEP = 512
@@ -361,7 +361,7 @@ PATTERNS_INDEXED_AT_ONCE = 16
 # Patterns of a subscription that are removed when it ends; more of them are removed later.
 PATTERNS_REMOVED_AT_ONCE = 4
 # Subscriptions and declared classes of a closed connection that end in one turn of the event loop.
-SUBSCRIPTIONS_ENDED_PER_TURN = 32
+SUBSCRIPTIONS_ENDED_PER_TURN = 16
 # A turn ends fewer subscriptions if those of groups hold more messages than this.
 RETURNED_PER_TURN = 128
 # Ranges of delayed messages of ended subscriptions that are freed in one turn.

@@ -91,6 +91,8 @@ class Outbox:
         self._queue: deque[SendSource] = deque()
         self._paused: dict[SendSource, None] = {}
         """Paused sources; they are queued when they resume."""
+        self._is_stopped = False
+        """True if no messages of sources are sent any more."""
         self._peeked: memoryview = memoryview(b"")
         self._peeked_source: SendSource | None = None
 
@@ -185,12 +187,14 @@ class Outbox:
     def enqueue(self, source: SendSource) -> None:
         """Queue a source that has something to send."""
         self._ready[self.session_id] = None
-        if not source.is_queued:
+        if not (source.is_queued or self._is_stopped):
             source.is_queued = True
             self._queue.append(source)
 
     def pause(self, source: SendSource) -> None:
         """Pause a source."""
+        if self._is_stopped:
+            return
         if source.is_queued and source not in self._paused:
             self._queue.remove(source)
         source.is_queued = True
@@ -205,13 +209,19 @@ class Outbox:
 
     def remove(self, source: SendSource) -> None:
         """Remove a source."""
-        if source.is_queued:
+        if source.is_queued and not self._is_stopped:
             source.is_queued = False
             if source in self._paused:
                 del self._paused[source]
             else:
                 self._queue.remove(source)
         self._last_deliver = None  # A later source may have the same number.
+
+    def stop_sources(self) -> None:
+        """Send no more messages of sources, because the session has ended."""
+        self._is_stopped = True
+        self._queue.clear()
+        self._paused.clear()
 
     def peek(self, tick: int) -> memoryview:
         """Return the next bytes to send. They are valid until the broker changes.

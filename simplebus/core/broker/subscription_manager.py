@@ -7,7 +7,6 @@ group resumes it, and is refused if its group, channels or ordering differ.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -765,6 +764,7 @@ class SubscriptionManager:
         Returns:
             True if the session has more of them.
         """
+        session.outbox.stop_sources()
         for _ in range(min(DECLARED_CLASSES_ENDED_PER_TURN, len(session.declared_class_ids))):
             self._store.classes[session.declared_class_ids.pop()].remove_session()
         ended: dict[int, BrokerSubscription | GroupMember] = {}
@@ -775,43 +775,28 @@ class SubscriptionManager:
             ended[number] = subscription
             if isinstance(subscription, GroupMember):
                 message_count += subscription.assigned_count
-        groups = {
-            subscription.group
-            for subscription in ended.values()
-            if isinstance(subscription, GroupMember)
-        }
         for number in ended:
             del session.subscriptions[number]
-        for subscription in session.subscriptions.values():
-            if (
-                isinstance(subscription, GroupMember)
-                and subscription.group in groups
-                and not subscription.is_leaving
-            ):
-                subscription.group.announce_leaving(subscription)
         self._end_subscriptions(ended.values())
         return bool(session.subscriptions or session.declared_class_ids)
 
     def _end_subscriptions(
         self, subscriptions: Collection[BrokerSubscription | GroupMember]
     ) -> None:
-        """End or detach subscriptions of one session, in order.
+        """End or detach subscriptions of a session that has ended, in order.
 
-        A group ends with its last member: only then its returned messages are assigned.
+        The messages of a group are assigned again after its last member of the session has left.
         """
-        member_counts = Counter(
-            subscription.group
-            for subscription in subscriptions
-            if isinstance(subscription, GroupMember)
-        )
+        for subscription in subscriptions:
+            if isinstance(subscription, GroupMember):
+                subscription.group.announce_leaving(subscription.outbox)
         for subscription in subscriptions:
             if not isinstance(subscription, GroupMember):
                 self._detach_subscription(subscription, forget=False)
                 continue
             group = subscription.group
             group.remove_member(subscription)
-            member_counts[group] -= 1
-            if not (member_counts[group] or group.has_leaving_members):
+            if not group.has_leaving_members:
                 self._update_group_after_leave(group, forget=False)
 
     def drop_subscription(self, session: Session, number: int) -> None:

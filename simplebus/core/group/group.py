@@ -10,6 +10,7 @@ member leaves behind, does not read or does not acknowledge in time are assigned
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
@@ -101,8 +102,6 @@ class GroupMember:
         """Tick at which the oldest unsent message was assigned."""
         self.is_unresponsive = False
         """True if the member did not read its last assignment within the ack timeout."""
-        self.is_leaving = False
-        """True if the session has ended, so that the member is removed soon."""
         self._ack_timer = TimerWheel()
         """Messages in flight, by the tick at which they are overdue."""
         self._unsent: dict[int, SequenceSet] = {}
@@ -123,7 +122,7 @@ class GroupMember:
     @property
     def free_count(self) -> int:
         """Number of messages that may still be assigned to the member."""
-        if self.is_unresponsive or self.is_leaving or self.assigned_bytes >= IN_FLIGHT_BYTES:
+        if self.is_unresponsive or self.assigned_bytes >= IN_FLIGHT_BYTES:
             return 0
         return max(0, self.in_flight_max - self.assigned_count)
 
@@ -288,10 +287,6 @@ class GroupMember:
 
     # Sending -------------------------------------------------------------------------------------
 
-    def mark_leaving(self) -> None:
-        """Record that the session of the member has ended."""
-        self.is_leaving = True
-
     def mark_unresponsive(self) -> None:
         """Record that the member does not read."""
         self.is_unresponsive = True
@@ -372,8 +367,10 @@ class BaseGroup(Generic[M]):
         self.class_id = position.class_id
         self.window = position.window
         self.members: dict[M, None] = {}
-        self._leaving_members: dict[M, None] = {}
-        """Members that are removed soon. Until then the group assigns no messages to any member."""
+        self._member_counts: Counter[Outbox] = Counter()
+        """Number of members of each session, by the session's outbox."""
+        self._leaving_outboxes: set[Outbox] = set()
+        """Outboxes whose members are removed soon. Until then the group assigns no messages."""
         self._clock = clock
         self._delayed_wakeups = delayed_wakeups
         self._available_members: LeastLoadedMembers[M] = LeastLoadedMembers()
@@ -402,6 +399,7 @@ class BaseGroup(Generic[M]):
         limit = GROUP_IN_FLIGHT_MESSAGES if in_flight_max is None else in_flight_max
         member = self._create_member(outbox, subscription_number, request_number, limit, name)
         self.members[member] = None
+        self._member_counts[outbox] += 1
         self.position.unacked.add_holder(member)
         self.position.set_has_consumer(True)
         self._turn_count += 1
@@ -434,23 +432,23 @@ class BaseGroup(Generic[M]):
     @property
     def has_leaving_members(self) -> bool:
         """True if members were announced to leave and are not removed yet."""
-        return bool(self._leaving_members)
+        return bool(self._leaving_outboxes)
 
-    def announce_leaving(self, member: M) -> None:
-        """Stop sending to a member that is removed soon, and assign no messages until then.
+    def announce_leaving(self, outbox: Outbox) -> None:
+        """Assign no messages until all members with this outbox, which has some, are removed.
 
         The caller can then remove many members in portions, and their messages are assigned
         together at the end.
         """
-        member.mark_leaving()
-        member.outbox.remove(member)
-        self._leaving_members[member] = None
-        self.update_availability(member)
+        self._leaving_outboxes.add(outbox)
 
     def remove_member(self, member: M) -> None:
         """Remove a member and queue its messages for the others."""
         del self.members[member]
-        self._leaving_members.pop(member, None)
+        self._member_counts[member.outbox] -= 1
+        if not self._member_counts[member.outbox]:
+            del self._member_counts[member.outbox]
+            self._leaving_outboxes.discard(member.outbox)
         self.position.unacked.remove_holder(member)
         self.position.set_has_consumer(bool(self.members))
         member.outbox.remove(member)
@@ -574,7 +572,7 @@ class Group(BaseGroup[GroupMember]):
 
     def distribute_messages(self) -> list[GroupMember]:
         assigned_members: dict[GroupMember, None] = {}
-        if self._is_scan_unfinished or self._leaving_members or not self.members:
+        if self._is_scan_unfinished or self._leaving_outboxes or not self.members:
             return []
         if self.position.unacked.is_discarding:
             return []

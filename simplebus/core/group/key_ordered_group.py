@@ -505,7 +505,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
 
     def distribute_messages(self) -> list[KeyOrderedMember]:
         assigned_members: dict[KeyOrderedMember, None] = {}
-        if self._is_scan_unfinished or self._leaving_members or not self.members:
+        if self._is_scan_unfinished or self._leaving_outboxes or not self.members:
             return []
         if not self._assignment.assign_orphans(_WEIGHTS_PER_TURN_MAX):
             self._continue_later()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from simplebus.core.group.group import Group, GroupMember
-from simplebus.core.group.least_loaded import LeastLoadedMembers
+from simplebus.core.group.least_loaded import LeastLoadedMembers, _LoadHeap
 from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import ack, connect_version2, publish, subscribe
 
@@ -63,12 +64,33 @@ class LeastLoadedMachine(RuleBasedStateMachine):
 TestLeastLoaded = LeastLoadedMachine.TestCase
 
 
+def test_members_of_several_heaps_match_linear_search() -> None:
+    random, available, members = Random(1), LeastLoadedMembers(), list[Any]()
+    for turn in range(30_000):
+        if len(members) < 3000 and random.random() < 0.9:
+            members.append(member := FakeMember())
+        else:
+            member = random.choice(members)
+        member.assigned_count, member.last_assigned_turn = random.randrange(50), turn
+        available.update(member)  # type: ignore[arg-type]
+        if random.random() < 0.1:
+            available.remove(members.pop(random.randrange(len(members))))
+        if turn % 1000 == 0 and members:
+            available.check_invariants()
+            assert available.least_loaded() is min(
+                members, key=lambda member: (member.assigned_count, member.last_assigned_turn)
+            )
+    for member in members:
+        available.remove(member)
+    assert not available
+
+
 def test_stale_heap_entries_are_dropped() -> None:
-    available, member = LeastLoadedMembers(), FakeMember()
+    heap, member = _LoadHeap(), FakeMember()
     for n in range(1000):
         member.assigned_count = n
-        available.update(member)  # type: ignore[arg-type]
-        assert len(available._heap) <= 65
+        heap.update(member)  # type: ignore[arg-type]
+        assert len(heap._entries) <= 65
 
 
 def test_assignment_cost_is_independent_of_member_count(
