@@ -146,7 +146,8 @@ class AckHandler:
 
         They were redelivered before the acknowledgement arrived, perhaps to another member.
         """
-        if window.unacked_ranges(first, min(last, first + REDELIVERY_MESSAGES)):
+        end = min(last, first + REDELIVERY_MESSAGES)
+        if window.find_first_unacked(first, end) is not None:
             self._refusal_counts[Reason.ACK_LATE] += 1
 
     def _to_sequences(self, window: AckWindow, first_id: int, last_id: int) -> tuple[int, int]:

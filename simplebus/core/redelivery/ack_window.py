@@ -189,6 +189,16 @@ class AckWindow:
         is_wanted = _flag_members(sequences, first, last)
         return SequenceSet.from_arrays(*self._find_unacked(first, is_wanted))
 
+    def find_first_unacked(self, first: int, last: int) -> int | None:
+        """Return the first of first..last-1 that was sent and not acknowledged, or None."""
+        first, last = max(first, self.floor), min(last, self.cursor)
+        for start, stop in self._index_ranges(first, min(last, self._flags_end)):
+            index = int(self._flags[start:stop].argmin())
+            if not self._flags[start + index]:
+                return first + index
+            first += stop - start
+        return first if first < last else None
+
     def count_unacked(self, first: int, last: int) -> int:
         """Return how many of first..last-1 were sent and not acknowledged."""
         first, last = max(first, self.floor), min(last, self.cursor)

@@ -79,10 +79,10 @@ def find_oldest_in_flight(
             sequences.ranges_within(window.floor, window.cursor), INQUIRY_SPANS_MAX
         ):
             last = min(last, first + remaining)
-            open_ranges = window.unacked_ranges(first, last)
-            if open_ranges:
+            oldest = window.find_first_unacked(first, last)
+            if oldest is not None:
                 before = _ticks_since_first_delivery(max(attempts, 1), delay_ticks)
-                return OldestInFlight(open_ranges[0][0], attempts, sent, sent - before, due)
+                return OldestInFlight(oldest, attempts, sent, sent - before, due)
             remaining -= last - first
             if remaining <= 0:
                 return None
@@ -120,6 +120,5 @@ def count_unacked(spans: Iterable[Span], state: DeliveryState, window: AckWindow
                 waiting = sequences.ranges_within(first, last)
                 total += sum(window.count_unacked(a, b) for a, b in waiting)
         else:
-            last = min(last, first + INQUIRY_MESSAGES_MAX)
-            total += sum(b - a for a, b in window.unacked_ranges(first, last))
+            total += window.count_unacked(first, min(last, first + INQUIRY_MESSAGES_MAX))
     return total

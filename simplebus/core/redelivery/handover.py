@@ -102,7 +102,7 @@ class PositionHandover:
         return [
             (first, last, min(due, tick_max))
             for first, last, due in self.not_before_ticks + self.backoff_ticks
-            if window.unacked_ranges(first, last)
+            if window.find_first_unacked(first, last) is not None
         ]
 
     def remaining_delays(self, clock: BrokerClock, tick_seconds: float) -> DelayRanges:

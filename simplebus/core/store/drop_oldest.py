@@ -66,9 +66,9 @@ class OldestMessageDropper:
     """Stores messages in full classes in place of the oldest ones."""
 
     def __init__(self, store: DroppingStore) -> None:
-        self.positions_per_turn = sys.maxsize
-        """Positions of a class for which messages are dropped at once. A driver that sets this
-        number calls `continue_drops` while `has_waiting` is True.
+        self.cost_per_turn = sys.maxsize
+        """Cost of dropping in one turn; see `_drop_in_steps`. A driver that sets it calls
+        `continue_drops` while `has_waiting` is True.
         """
         self._store = store
         self._partial_drops: dict[MessageClass, _PartialDrop] = {}
@@ -109,8 +109,8 @@ class OldestMessageDropper:
             lagging = _list_lagging(cls, floor)
             needed = _lowest_needed(cls, lagging, floor)
             cls.dropped_counts[Reason.DROP_OLDEST] += floor - needed
-            consumer_count = len(lagging) + _measure_groups(cls)
-            if can_wait and consumer_count > self.positions_per_turn and not cls.has_last_values:
+            cost = len(lagging) + _measure_groups(cls)
+            if can_wait and cost > self.cost_per_turn and not cls.has_last_values:
                 self._partial_drops[cls] = _PartialDrop(floor, _drop_in_steps(cls, lagging, floor))
                 break
             copied = compactor.copy_before_drop(floor)
@@ -141,22 +141,22 @@ class OldestMessageDropper:
         return max(floor, compactor.leading_values_end())
 
     def continue_drops(self) -> None:
-        """Drop the oldest messages of one class for the next `positions_per_turn` positions.
+        """Continue to drop the oldest messages of one class, at a cost of `cost_per_turn`.
 
-        After the last position, parked messages of the class are stored.
+        After the last step, parked messages of the class are stored.
         """
-        self._continue_drop(next(iter(self._partial_drops)), self.positions_per_turn)
+        self._continue_drop(next(iter(self._partial_drops)), self.cost_per_turn)
 
     def complete_drop(self, cls: MessageClass) -> None:
         """Drop the oldest messages of a class for all positions, and store parked messages."""
         while cls in self._partial_drops:
             self._continue_drop(cls, sys.maxsize)
 
-    def _continue_drop(self, cls: MessageClass, position_count: int) -> None:
+    def _continue_drop(self, cls: MessageClass, cost_max: int) -> None:
         drop = self._partial_drops.pop(cls)
-        for count in drop.steps:
-            position_count -= count
-            if position_count <= 0:
+        for cost in drop.steps:
+            cost_max -= cost
+            if cost_max <= 0:
                 break
         else:
             if not (lagging := _list_lagging(cls, drop.floor)):

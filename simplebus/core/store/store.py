@@ -586,7 +586,7 @@ class Store:
 
         The caller calls `continue_deferred_work` while `has_deferred_work` is True.
         """
-        self.notifier.per_turn = self.oldest_dropper.positions_per_turn = positions_per_turn
+        self.notifier.per_turn = self.oldest_dropper.cost_per_turn = positions_per_turn
         self._refusals_max = REFUSALS_MAX
         self.publish_queue.batches_per_turn = CLASSES_PER_TURN
 

@@ -97,6 +97,7 @@ class AckWindowMachine(RuleBasedStateMachine):
         first = self.floor + at
         part = sorted(self.unacked.intersection(range(first, first + count)))
         assert self.window.unacked_ranges(first, first + count) == group_ids(part)
+        assert self.window.find_first_unacked(first, first + count) == next(iter(part), None)
 
     @invariant()
     def window_equals_model(self) -> None:
