@@ -90,7 +90,7 @@ REFUSED_RUNS_PER_TURN = 1024
 # Different types and classes of the frames that one turn processes: each has its own batch. The
 # acks of a subscription, or a single message for NATS clients, take 50 microseconds.
 KEYS_PER_TURN = 256
-SLOW_KEYS_PER_TURN = 8
+SLOW_KEYS_PER_TURN = 6
 # Classes for which one turn stores messages of a connection: 20 to 100 microseconds for each.
 CLASSES_PER_TURN = 12
 # Changes between frame types in one turn: consecutive frames of one type are processed together.

@@ -6,7 +6,7 @@ import heapq
 from typing import Generic, Protocol, TypeVar
 
 # A heap has at most this many members, because dropping its stale entries takes time for each.
-_HEAP_MEMBERS_MAX = 1024
+_HEAP_MEMBERS_MAX = 512
 
 # Stale heap entries are dropped when they outnumber the current ones, and these are this many.
 _STALE_ENTRIES_MIN = 64
@@ -29,7 +29,7 @@ class LeastLoadedMembers(Generic[MemberT]):
     """Priority queue of the members of a queue group that can accept messages.
 
     Ordered by assigned messages, then by least recently served. All methods are O(log n) for up to
-    1,024 members. More members are in several heaps, whose first entries `least_loaded` compares.
+    512 members. More members are in several heaps, whose first entries `least_loaded` compares.
     """
 
     def __init__(self) -> None:
