@@ -136,7 +136,6 @@ class AckHandler:
                 subscription.nack(first, last, delay, tick, attempt=attempt, error=error)
             case TerminateReceived(error=error):
                 subscription.terminate(first, last, attempt=attempt, error=error)
-                self._store.append_given_up()
             case WorkingReceived():
                 subscription.extend_ack_timeout(first, last, tick, attempt)
         subscription.resume_delivery()

@@ -682,7 +682,7 @@ class Broker:
                 case SubscribeRequested():
                     self.subscription_manager.subscribe_v2(session, request)
                 case UnsubscribeRequested():
-                    self.subscription_manager.unsubscribe(session, request)
+                    self._start_request(session, self._unsubscribe(session, request))
                 case FetchRequested():
                     refuse = partial(self._refuse_request, session, request)
                     self.fetch_handler.fetch(session, request, refuse)
@@ -701,6 +701,19 @@ class Broker:
                     check_right(session, AdminRight.INQUIRE)
                     refuse = partial(self._refuse_request, session, request)
                     self.inquiry_handler.handle_inquiry(session, request, refuse)
+        except RemoteProtocolError as error:
+            self._refuse_request(session, request, error)
+
+    def _unsubscribe(self, session: Session, request: UnsubscribeRequested) -> Iterator[None]:
+        """End a subscription. Messages that it gave up become dead letters before, in parts."""
+        subscription = session.subscriptions.get(request.subscription_number)
+        if subscription is not None:
+            while self.store.append_dead_letters_of(subscription.position):
+                yield
+        if session.is_closed:
+            return
+        try:
+            self.subscription_manager.unsubscribe(session, request)
         except RemoteProtocolError as error:
             self._refuse_request(session, request, error)
 

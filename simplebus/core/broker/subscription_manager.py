@@ -772,9 +772,11 @@ class SubscriptionManager:
         for number, subscription in session.subscriptions.items():
             if len(ended) >= SUBSCRIPTIONS_ENDED_PER_TURN or message_count > RETURNED_PER_TURN:
                 break
-            ended[number] = subscription
             if isinstance(subscription, GroupMember):
                 message_count += subscription.assigned_count
+            elif self._store.append_dead_letters_of(subscription.position):
+                return True
+            ended[number] = subscription
         for number in ended:
             del session.subscriptions[number]
         self._end_subscriptions(ended.values())
@@ -846,7 +848,7 @@ class SubscriptionManager:
     def _detach_subscription(self, subscription: BrokerSubscription, *, forget: bool) -> None:
         """Remove a subscription. Its position ends, unless it is a durable that stays."""
         position, cls = subscription.position, self._store.classes[subscription.class_id]
-        self._store.append_given_up()  # The dead letters name the session.
+        self._store.append_last_dead_letters(position)  # They name the session.
         subscription.outbox.remove(subscription)
         cls.subscriptions.pop(position, None)  # A version 1 subscription may not have started.
         if position.durable and not (forget or cls.is_remote):
@@ -888,7 +890,7 @@ class SubscriptionManager:
     def end_position(self, position: Position) -> None:
         """Remove a position for good."""
         cls = self._store.classes[position.class_id]
-        self._store.append_given_up()
+        self._store.append_last_dead_letters(position)
         self._idle_since.pop(position, None)
         self._delayed_subscriptions.pop(position, None)
         self._log_position_change(position)

@@ -257,8 +257,8 @@ def _find_keys_end(batch: FrameBatch) -> int | None:
 def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
     """Return the end of the slow requests of one turn, or None if it may process all frames.
 
-    A long Connect and a request with the text "last_values" may need several turns, so no frame
-    after such a request is processed in this turn.
+    A long Connect, an Unsubscribe and a request with the text "last_values" may need several turns,
+    so no frame after such a request is processed in this turn.
     """
     costs = _SLOW_COSTS[types]
     slow = np.flatnonzero(costs)
@@ -268,6 +268,7 @@ def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
     cost_bytes = np.cumsum(lengths + costs[slow])
     count = max(1, int(cost_bytes.searchsorted(SLOW_REQUESTS_BYTES_MAX, side="right")))
     is_long = (types[slow] == frames.CONNECT) & (lengths > LONG_CONNECT_BYTES)
+    is_long |= types[slow] == frames.UNSUBSCRIBE
     may_have_text = np.isin(types[slow[:count]], (frames.CONNECT, frames.SUBSCRIBE))
     for index in np.flatnonzero(may_have_text & ~is_long[:count]).tolist():
         first, end = batch.bounds[slow[index]], batch.ends[slow[index]]

@@ -37,7 +37,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
     CLASSES_PER_TURN,
-    DEAD_LETTER_BATCHES_PER_TICK,
+    DEAD_LETTER_BATCHES_AT_END,
     DELIMITER_BYTES,
     EXPIRY_SCAN_INITIAL_MESSAGES,
     EXPIRY_SCAN_MESSAGES_MAX,
@@ -134,6 +134,7 @@ class Store:
         self.oldest_dropper = OldestMessageDropper(self)
         self.is_refusing_paused = False
         """True if the last call refused so many envelopes that the next ones must wait."""
+        self._has_limited_turns = False
         self._refusals_max = sys.maxsize
         """Refusals of envelopes at once."""
         """Classes with parked messages that waited only because many others were refused."""
@@ -582,11 +583,13 @@ class Store:
     # Work for very many subscriptions ------------------------------------------------------------
 
     def limit_turns(self, positions_per_turn: int) -> None:
-        """Divide work for very many positions of a class, and for many refusals, into turns.
+        """Divide work for very many positions of a class, and for many refusals and dead letters,
+        into turns.
 
         The caller calls `continue_deferred_work` while `has_deferred_work` is True.
         """
         self.notifier.per_turn = self.oldest_dropper.cost_per_turn = positions_per_turn
+        self._has_limited_turns = True
         self._refusals_max = REFUSALS_MAX
         self.publish_queue.batches_per_turn = CLASSES_PER_TURN
 
@@ -598,11 +601,12 @@ class Store:
             or self.oldest_dropper.has_waiting
             or self._classes_to_trim
             or self.publish_queue.classes_to_retry
+            or self.position_changes.given_up
         )
 
     def continue_deferred_work(self) -> None:
         """Notify some waiting positions, drop the oldest messages of a class for some, release
-        messages of a class, and retry parked messages of a class.
+        messages of a class, retry parked messages of a class, and append some dead letters.
         """
         if self.notifier.has_waiting:
             self.notifier.notify_waiting()
@@ -615,6 +619,8 @@ class Store:
         if self.publish_queue.classes_to_retry:
             cls, _ = self.publish_queue.classes_to_retry.popitem()
             self.publish_queue.retry(cls)
+        if self.position_changes.given_up:
+            self.append_dead_letters_of(next(iter(self.position_changes.given_up)))
 
     # Full ----------------------------------------------------------------------------------------
 
@@ -737,43 +743,67 @@ class Store:
             return stored
         return batch.count
 
-    def append_given_up(self) -> None:
-        """Append the dead letters of messages that positions gave up since the last call."""
+    def append_dead_letters_of(self, position: Position) -> bool:
+        """Append some dead letters of messages that a position gave up.
+
+        Returns:
+            True if there are more of them, and space.
+        """
+        given_up = self.position_changes.given_up
+        if position not in given_up:
+            return False
+        del given_up[position]
+        cls = self.classes.get(position.class_id)
+        if cls is None or position not in cls.positions:
+            return False
+        if self._append_next_dead_letters(cls, position):
+            given_up[position] = None  # The other positions are next.
+            return True
+        return False
+
+    def append_last_dead_letters(self, position: Position) -> None:
+        """Append the dead letters of a position that ends, or loses its session, if these are few.
+
+        The others are delivered to the next subscription.
+        """
+        for _ in range(DEAD_LETTER_BATCHES_AT_END):
+            if not self.append_dead_letters_of(position):
+                break
+
+    def _append_given_up(self) -> None:
+        """Append all dead letters for which there is space."""
         given_up = self.position_changes.given_up
         while given_up:
-            position = next(iter(given_up))
-            del given_up[position]
-            cls = self.classes[position.class_id]
-            self._append_pending_dead_letters(cls, position)
+            self.append_dead_letters_of(next(iter(given_up)))
+
+    def _append_next_dead_letters(self, cls: MessageClass, position: Position) -> bool:
+        """Append a batch of the pending dead letters of a position. Returns as
+        `append_dead_letters_of`.
+        """
+        batch = position.next_dead_letters()
+        if batch is None:
             if position.unacked.pending_dead_letters:
                 self.defer_dead_letters(cls, position)
-
-    def _append_pending_dead_letters(self, cls: MessageClass, position: Position) -> bool:
-        """Append some of the pending dead letters of a position. Returns False without space."""
-        for _ in range(DEAD_LETTER_BATCHES_PER_TICK):
-            batch = position.next_dead_letters()
-            if batch is None:
-                return True
-            ranges, reason, attempts = batch
-            refused_from = self.dead_letter(cls, position, ranges, reason, attempts)
-            if refused_from is not None:
-                position.mark_dead_lettered(selection.ranges_before(ranges, refused_from))
-                return False
+            return False
+        ranges, reason, attempts = batch
+        refused_from = self.dead_letter(cls, position, ranges, reason, attempts)
+        if refused_from is None:
             position.mark_dead_lettered(ranges)
-        return True
+            return bool(position.unacked.pending_dead_letters)
+        position.mark_dead_lettered(selection.ranges_before(ranges, refused_from))
+        given_up = self.position_changes.given_up
+        for other in [each for each in given_up if each.class_id == cls.class_id]:
+            del given_up[other]  # There is no space for the others either.
+            self.defer_dead_letters(cls, other)
+        return False
 
     def _retry_dead_letters(self) -> None:
         """Retry dead letters that found no space before."""
-        for cls, positions in list(self.positions_with_pending_dead_letters.items()):
-            for position in list(positions):
-                if position in cls.positions and not self._append_pending_dead_letters(
-                    cls, position
-                ):
-                    break  # No space for the others either.
-                if position not in cls.positions or not position.unacked.pending_dead_letters:
-                    del positions[position]
-            if not positions:
-                del self.positions_with_pending_dead_letters[cls]
+        for positions in self.positions_with_pending_dead_letters.values():
+            self.position_changes.given_up.update(positions)
+        self.positions_with_pending_dead_letters.clear()
+        if not self._has_limited_turns:
+            self._append_given_up()
 
     def trim_class(self, cls: MessageClass) -> None:
         """Release messages that no position needs, and retry blocked publishers."""
@@ -786,7 +816,8 @@ class Store:
             self.publish_queue.retry(cls)
 
     def apply_position_changes(self) -> list[Position]:
-        """Append dead letters and trim changed classes, until a position exceeds its limit.
+        """Append dead letters, unless turns are limited, and trim changed classes, until a
+        position exceeds its limit.
 
         Returns:
             Positions that the caller must end before it calls again: their consumers are too slow.
@@ -794,7 +825,8 @@ class Store:
         """
         changes = self.position_changes
         while changes.class_ids:
-            self.append_given_up()
+            if not self._has_limited_turns:
+                self._append_given_up()
             class_id, _ = changes.class_ids.popitem()
             cls = self.classes[class_id]
             if self.notifier.slow_positions and (slow := self.notifier.pop_slow_positions(cls)):

@@ -992,11 +992,11 @@ class Position:
         for span in spans:
             self._failure_reasons.record(self, span.first, span.last, error)
             if remaining > 0:
-                ranges = self.unacked.unsettled_ranges(span.first, span.last)
+                first = max(span.first, self.window.floor)
+                last = min(span.last, first + 2 * REDELIVERY_PIECES)
+                ranges = self.unacked.unsettled_ranges(first, last)
                 remaining -= selection.count_sequences(ranges)
-                span.first = self._give_up_leading(
-                    ranges, span.last, span.attempts, Reason.TERMINATED
-                )
+                span.first = self._give_up_leading(ranges, last, span.attempts, Reason.TERMINATED)
             if span.first < span.last:
                 self.unacked.requeue_waiting(
                     Span(span.first, span.last, span.attempts, Reason.TERMINATED)

@@ -420,7 +420,6 @@ class BusAdapter:
                 self.broker.store.position_changes.record_progress(position)
             elif command.kind == "terminate":
                 position.terminate(sequence, sequence + 1, error=command.error)
-                self.broker.store.append_given_up()
             self.broker.store.trim_class(self.broker.classes[position.class_id])
         if not is_valid:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
