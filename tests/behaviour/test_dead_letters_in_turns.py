@@ -1,0 +1,135 @@
+"""Dead letters of many messages, which a server appends in several turns."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from simplebus.core.errors import Reason
+from simplebus.core.limits import DEAD_LETTER_BATCH_MESSAGES
+from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from tests.behaviour.test_long_connect import disconnect, run_all_turns
+from tests.behaviour.wire_peer import BrokerHarness, numbered
+from tests.behaviour.wire_peer_v2 import (
+    Version2Peer,
+    connect_version2,
+    nack,
+    publish,
+    subscribe,
+    unsubscribe,
+)
+from tests.core.broker.test_purge import purge, send_and_expect_purge
+from tests.core.test_dead_letters import DEAD_1, dead_headers, fetch_dead_letters
+
+COUNT = 3 * DEAD_LETTER_BATCH_MESSAGES
+
+
+def start_with_messages(
+    *, durable: str | None = None, settings: Settings | None = None
+) -> tuple[BrokerHarness, Version2Peer]:
+    """Return a bus with limited turns, and a subscriber that was sent `COUNT` messages."""
+    bus = BrokerHarness(settings)
+    bus.skips_checks = True
+    bus.broker.store.limit_turns(100)
+    peer = connect_version2(bus, subscribe(1, 5, durable=durable, max_in_flight=COUNT))
+    peer.send(publish(1, 0, *numbered(COUNT)))
+    assert len(peer.receive_message_ids()) == COUNT
+    return bus, peer
+
+
+def terminate_each(*messages: int) -> bytes:
+    return b"".join(nack(5, n, n + 1, "terminate") for n in messages)
+
+
+def count_dead_letters(bus: BrokerHarness) -> int:
+    dead_letter_class = bus.broker.classes.get(DEAD_1)
+    return 0 if dead_letter_class is None else len(dead_letter_class.ring)
+
+
+def purge_dead_letters(bus: BrokerHarness) -> int:
+    """Purge all dead letters. Returns how many there were."""
+    count = count_dead_letters(bus)
+    send_and_expect_purge(connect_version2(bus), purge(class_id=DEAD_1))
+    return count
+
+
+def continue_work(bus: BrokerHarness) -> list[int]:
+    """Do all deferred work. Returns the number of dead letters that each turn appended."""
+    counts = [count_dead_letters(bus)]
+    while bus.broker.store.has_deferred_work:
+        bus.broker.store.continue_deferred_work()
+        bus.broker.end_turn()
+        counts.append(count_dead_letters(bus))
+    return [after - before for before, after in pairwise(counts)]
+
+
+def test_each_turn_appends_few_dead_letters() -> None:
+    bus, peer = start_with_messages()
+    peer.send(terminate_each(*range(COUNT)))
+    assert count_dead_letters(bus) == 0
+    assert bus.statistics(1).dropped == {Reason.TERMINATED: COUNT}
+    assert sum(appended := continue_work(bus)) == COUNT
+    assert max(appended) <= DEAD_LETTER_BATCH_MESSAGES
+    assert bus.statistics(1).ring.message_count == 0
+    bus.broker.check_invariants()
+
+
+def test_positions_take_turns() -> None:
+    bus, peer = start_with_messages()
+    other = connect_version2(bus, subscribe(1, 5, start="earliest", max_in_flight=COUNT))
+    assert len(other.receive_message_ids()) == COUNT
+    peer.send(terminate_each(*range(COUNT)))
+    other.send(terminate_each(0))
+    for _ in range(2):
+        bus.broker.store.continue_deferred_work()
+    sessions = [dead_headers(letter, "session") for letter, _ in fetch_dead_letters(bus)]
+    assert sessions[-1] == str(other.session.session_id)
+    continue_work(bus)
+    assert count_dead_letters(bus) == COUNT + 1
+
+
+def test_dead_letters_without_space_wait_for_a_tick() -> None:
+    dead_letters = ClassSettings(full_policy=FullPolicy.BLOCK, messages_max=COUNT // 2)
+    bus, peer = start_with_messages(settings=Settings(classes={"dead.1": dead_letters}))
+    other = connect_version2(bus, subscribe(1, 5, start="earliest", max_in_flight=COUNT))
+    assert len(other.receive_message_ids()) == COUNT
+    for each in (peer, other):
+        each.send(terminate_each(*range(COUNT)))
+    continue_work(bus)
+    assert count_dead_letters(bus) == COUNT // 2
+    bus.tick()
+    assert sum(continue_work(bus)) == 0
+    for _ in range(3):
+        assert purge_dead_letters(bus) == COUNT // 2
+        bus.tick()
+        continue_work(bus)
+    assert purge_dead_letters(bus) == COUNT // 2
+    assert bus.statistics(1).ring.message_count == 0
+    bus.broker.check_invariants()
+
+
+@pytest.mark.parametrize("durable", [None, "d"])
+@pytest.mark.parametrize("is_session_closed", [True, False])
+def test_dead_letters_are_appended_before_the_subscription_ends(
+    durable: str | None, is_session_closed: bool
+) -> None:
+    bus, peer = start_with_messages(durable=durable)
+    session_id = str(peer.session.session_id)
+    peer.send(terminate_each(*range(COUNT)))
+    if is_session_closed:
+        disconnect(peer)
+    else:
+        peer.session.allow_split_reads()
+        peer.send(unsubscribe(5))
+        assert peer.session.is_request_pending
+        run_all_turns(peer)
+    assert not bus.broker.store.has_deferred_work
+    letters = fetch_dead_letters(bus)
+    assert [dead_headers(letter, "sequence") for letter, _ in letters] == [
+        str(n) for n in range(COUNT)
+    ]
+    assert {dead_headers(letter, "session") for letter, _ in letters} == {session_id}
+    successor = connect_version2(bus, subscribe(1, 5, durable=durable))
+    assert successor.receive_message_ids() == []
+    bus.broker.check_invariants()
