@@ -70,6 +70,10 @@ SLOW_REQUESTS_BYTES_MAX = 8 * 1024
 SLOW_REQUEST_BYTES = 4096
 # The increase for a Nack or Working, which takes about 40 microseconds.
 SLOW_ACK_BYTES = 400
+# The increase for each of its messages. A Nack or Working for more than LONG_NACK_MESSAGES is
+# processed in parts of about as many ranges.
+SLOW_ACK_BYTES_PER_MESSAGE = 16
+LONG_NACK_MESSAGES = 256
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
 MIXED_ENVELOPES_PER_TURN = 384
 # Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simplebus.core.group import group as group_module
+from simplebus.core.limits import LONG_NACK_MESSAGES
+from simplebus.core.subscription import unacked_messages
+from tests.behaviour.test_long_connect import run_turn
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     PURGE,
@@ -15,6 +22,7 @@ from tests.behaviour.wire_peer_v2 import (
     nack,
     publish,
     subscribe,
+    working,
 )
 from tests.support.call_counter import count_calls
 
@@ -233,3 +241,62 @@ def test_a_subscription_continues_a_former_one_as_from_ranges(
         log.append(perform(bus, peer, [("read", 0, 1), *[("tick", 0, 1), ("read", 0, 1)] * 20]))
         bus.broker.check_invariants()
     assert received[0] == received[1]
+
+
+# Rejecting many messages -------------------------------------------------------------------------
+
+
+@given(steps=STEPS, group=st.sampled_from(["", "g"]), part=st.integers(1, 3))
+def test_rejecting_in_parts_has_the_same_effect_as_at_once(
+    steps: list[Step], group: str, part: int
+) -> None:
+    received: list[list[tuple[int, ...]]] = []
+    read: Step = ("read", 0, 1)
+    steps = [read, *[(action, at, 4 * n) for action, at, n in steps], read, ("tick", 0, 9), read]
+    for limit in (LONG_NACK_MESSAGES, part):
+        bus = BrokerHarness()
+        connect_version2(bus, publish(1, 0, *[b"%d" % n for n in range(25)]), classes=[1])
+        options: dict[str, object] = {"ack_seconds": 3, "max_in_flight": 100}
+        options |= {"group": group} if group else {}
+        peer = connect_version2(bus, subscribe(1, 1, **options))
+        with (
+            patch.object(unacked_messages, "LONG_NACK_MESSAGES", limit),
+            patch.object(group_module, "LONG_NACK_MESSAGES", limit),
+        ):
+            received.append(perform(bus, peer, steps))
+        bus.check_invariants()
+    assert received[0] == received[1]
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+@pytest.mark.parametrize("content", [60_000, "terminate", None, "working"])
+def test_rejecting_many_ranges_takes_several_turns(group: str | None, content: object) -> None:
+    count = 8 * LONG_NACK_MESSAGES
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    connect_version2(bus, publish(1, 0, *[b"x"] * count), classes=[1])
+    peer = connect_version2(bus, subscribe(1, 1, group=group, max_in_flight=count))
+    peer.receive_deliveries()
+    peer.send(b"".join(nack(1, n, n + 1, 0) for n in range(0, count, 2)))
+    assert len(peer.receive_deliveries()) == count // 2
+    peer.session.allow_split_reads()
+    writer = connect_version2(bus, classes=[2])
+    delay = content if isinstance(content, int | str) else None
+    reject = working(1, 0, count) if content == "working" else nack(1, 0, count, delay)
+    bus.tick()
+    peer.send(reject + publish(2, 0, b"y"))
+    turn_count = 1
+    while peer.session.is_request_pending or peer.session.unprocessed:
+        assert not len(writer.bus.broker.classes[2].ring)
+        run_turn(peer)
+        turn_count += 1
+    assert turn_count >= 4
+    assert len(bus.broker.classes[2].ring) == 1
+    bus.check_invariants()
+    (position,) = bus.broker.classes[1].positions
+    if content == "working":
+        assert position.unacked.delayed_count == 0
+    elif content == "terminate":
+        assert position.undelivered_counts
+    else:
+        assert position.unacked.delayed_count == count

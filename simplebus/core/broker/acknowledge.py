@@ -6,6 +6,7 @@ They apply only to messages that were sent. Others are counted by reason and hav
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -120,7 +121,8 @@ class AckHandler:
 
     def handle_nack_or_working(
         self, session: Session, event: NackReceived | WorkingReceived | TerminateReceived
-    ) -> None:
+    ) -> Iterator[None]:
+        """Apply a Nack or Working, in parts if it covers many ranges of messages."""
         subscription = session.subscriptions.get(event.subscription_number)
         if subscription is None:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
@@ -131,13 +133,21 @@ class AckHandler:
         if not subscription.has_in_flight(first, last, attempt, include_waiting=is_end):
             self._count_late_ack(subscription.window, first, last)
             return
-        match event:
-            case NackReceived(delay=delay, error=error):
-                subscription.nack(first, last, delay, tick, attempt=attempt, error=error)
-            case TerminateReceived(error=error):
-                subscription.terminate(first, last, attempt=attempt, error=error)
-            case WorkingReceived():
-                subscription.extend_ack_timeout(first, last, tick, attempt)
+        while True:
+            end = subscription.find_part_end(first, last, attempt)
+            match event:
+                case NackReceived(delay=delay, error=error):
+                    subscription.nack(first, end, delay, tick, attempt=attempt, error=error)
+                case TerminateReceived(error=error):
+                    subscription.terminate(first, end, attempt=attempt, error=error)
+                case WorkingReceived():
+                    subscription.extend_ack_timeout(first, end, tick, attempt)
+            first = end
+            if first >= last:
+                break
+            yield
+            if session.subscriptions.get(event.subscription_number) is not subscription:
+                return
         subscription.resume_delivery()
 
     def _count_late_ack(self, window: AckWindow, first: int, last: int) -> None:

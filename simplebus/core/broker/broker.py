@@ -613,7 +613,8 @@ class Broker:
             case ConnectRequested():
                 self._start_request(session, self._handle_greeting(session, event))
             case NackReceived() | WorkingReceived() | TerminateReceived():
-                self._ack_handler.handle_nack_or_working(session, event)
+                parts = self._ack_handler.handle_nack_or_working(session, event)
+                self._start_request(session, parts)
             case SubscribeRequested() | UnsubscribeRequested() | FetchRequested():
                 self._handle_request(session, event)
             case PurgeRequested() | InquireRequested():

@@ -22,6 +22,7 @@ from simplebus.core.group.least_loaded import LeastLoadedMembers
 from simplebus.core.limits import (
     GROUP_IN_FLIGHT_MESSAGES,
     IN_FLIGHT_BYTES,
+    LONG_NACK_MESSAGES,
     PLAIN_FRAMES_MAX,
     RECLAIMED_MEMBERS_PER_TURN,
     RECLAIMED_RANGES_PER_TURN,
@@ -34,7 +35,7 @@ from simplebus.core.protocol.frames import Integers
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
 from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.redelivery.redelivery_queue import SpanSet
-from simplebus.core.redelivery.sequence_set import SequenceSet
+from simplebus.core.redelivery.sequence_set import SequenceSet, find_part_end
 from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.ring.ring import Ring
 from simplebus.core.statistics import SubscriptionStatistics
@@ -164,12 +165,12 @@ class GroupMember:
         return sets
 
     def pop_in_flight(self) -> ScheduledSets:
-        """Remove the messages in flight. Returns them as (tick at which they are overdue, attempts,
-        messages).
+        """Remove the messages in flight of a member that leaves and has no unsent messages.
+
+        Returns them as (tick at which they are overdue, attempts, messages).
         """
-        sets = self._ack_timer.pop_all_sets()
-        self._subtract_sets(sequences for _, _, sequences in sets)
-        return sets
+        self.assigned_count = self.assigned_bytes = 0
+        return self._ack_timer.pop_all_sets()
 
     def _subtract_sets(self, sets: Iterable[SequenceSet]) -> None:
         """Subtract the stored messages of sets from the counts."""
@@ -191,6 +192,11 @@ class GroupMember:
         With `attempt` other than 0 only messages of that delivery attempt count.
         """
         return self._ack_timer.overlaps(first, last, attempt)
+
+    def find_part_end(self, first: int, last: int, attempt: int) -> int:
+        """Return the end of the front of first..last-1 that can be rejected in one turn."""
+        sets = [sequences for _, _, sequences in self._ack_timer.scheduled_sets(attempt)]
+        return find_part_end(sets, first, last, LONG_NACK_MESSAGES)
 
     def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
         """Yield the spans in flight, each with the tick at which it is overdue."""
@@ -237,13 +243,15 @@ class GroupMember:
         Returns True if it holds any of them.
         """
         acked = self._ack_timer.pop_range(first, last)
-        self._subtract_sets(acked)
         for sequences in acked:
-            firsts, lasts = sequences.bounds
             if sequences.range_count > PLAIN_FRAMES_MAX:
-                self.window.ack_ranges(np.array(firsts), np.array(lasts))
+                firsts, lasts = map(np.array, sequences.bounds)
+                size_bytes = _measure_ranges(self.position.ring, firsts, lasts)
+                self._subtract(len(sequences), size_bytes)
+                self.window.ack_ranges(firsts, lasts)
             else:
-                for begin, end in zip(firsts, lasts, strict=True):
+                self._subtract_sets([sequences])
+                for begin, end in sequences:
                     self.window.ack_range(begin, end)
         return bool(acked)
 
@@ -656,10 +664,14 @@ def _measure_bytes(ring: Ring, sequences: SequenceSet) -> int:
         or len(sequences) > _ARRAY_MESSAGES_PER_RANGE_MAX * range_count
     ):
         return sum(ring.range_bytes(first, last) for first, last in sequences)
-    ends = np.array(lasts)
-    counts = ends - np.array(firsts)
-    numbers = np.arange(len(sequences)) + np.repeat(ends - np.cumsum(counts), counts)
-    return ring.sequences_bytes(numbers)
+    return _measure_ranges(ring, np.array(firsts), np.array(lasts))
+
+
+def _measure_ranges(ring: Ring, firsts: Integers, lasts: Integers) -> int:
+    """Return the bytes of the stored messages of short ranges."""
+    counts = lasts - firsts
+    ends = np.cumsum(counts)
+    return ring.sequences_bytes(np.arange(ends[-1]) + np.repeat(lasts - ends, counts))
 
 
 def _count_messages(spans: Iterable[Span]) -> int:

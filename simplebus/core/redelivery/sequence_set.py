@@ -129,6 +129,13 @@ class SequenceSet:
         """Return True if the set contains nothing but some of first..last-1."""
         return not self._firsts or (first <= self._firsts[0] and self._lasts[-1] <= last)
 
+    def find_range_after(self, first: int, range_count: int) -> int | None:
+        """Return the first sequence behind the next `range_count` ranges with messages from `first`
+        on; None if there are no more ranges.
+        """
+        index = bisect_right(self._lasts, first) + range_count
+        return self._firsts[index] if index < len(self._firsts) else None
+
     @property
     def bounds(self) -> tuple[list[int], list[int]]:
         """First sequences of the ranges, and their exclusive ends. They must not be changed."""
@@ -190,6 +197,22 @@ class SequenceSet:
             bounds = bounds[0][:-1], bounds[1][:-1]
         return SequenceSet.from_bounds(*bounds)
 
+    def difference(self, other: SequenceSet) -> SequenceSet:
+        """Return a set of the sequences that are not in `other`."""
+        if not (self._firsts and other._firsts):
+            return SequenceSet.from_bounds(list(self._firsts), list(self._lasts))
+        firsts, lasts = np.array(self._firsts), np.array(self._lasts)
+        other_firsts, other_lasts = np.array(other._firsts), np.array(other._lasts)
+        # A sequence belongs to the result between bounds where only this set has begun a range.
+        bounds = np.concatenate([firsts, lasts, other_firsts, other_lasts])
+        steps = np.repeat([1, -1, -1, 1], [firsts.size] * 2 + [other_firsts.size] * 2)
+        order = bounds.argsort(kind="stable")
+        bounds, begun = bounds[order], steps[order].cumsum()
+        is_inside = (begun[:-1] == 1) & (bounds[1:] > bounds[:-1])
+        is_first = is_inside & ~np.r_[False, is_inside[:-1]]
+        is_last = is_inside & ~np.r_[is_inside[1:], False]
+        return SequenceSet.from_arrays(bounds[:-1][is_first], bounds[1:][is_last])
+
     def overlaps(self, first: int, last: int) -> bool:
         """Return True if any of first..last-1 is in the set."""
         index = bisect_right(self._lasts, first)
@@ -212,3 +235,10 @@ class SequenceSet:
         bounds = [bound for pair in self for bound in pair]
         assert all(a < b for a, b in pairwise(bounds)), bounds
         assert self._count == sum(b - a for a, b in self), (self._count, bounds)
+
+
+def find_part_end(sets: list[SequenceSet], first: int, last: int, range_count: int) -> int:
+    """Return the end of the front of first..last-1 that has at most about `range_count` ranges."""
+    count_of_each = max(1, range_count // max(1, len(sets)))
+    ends = [sequences.find_range_after(first, count_of_each) for sequences in sets]
+    return min([last, *(end for end in ends if end is not None)])

@@ -126,11 +126,14 @@ class TimerWheel:
         Messages that are due at this tick already are not moved, so repeated calls within one tick
         move each message once. `attempt` is as for `remove`.
         """
+        moved: dict[tuple[int, int], list[SequenceSet]] = {}
         for tick, attempts, sequences in self.scheduled_sets(attempt):
             new_tick = due_tick(attempts)
-            if new_tick != tick and (ranges := sequences.pop_ranges(first, last)):
-                self._due[new_tick][attempts].update(ranges)
+            if new_tick != tick and (part := sequences.pop(first, last)):
+                moved.setdefault((new_tick, attempts), []).append(part)
                 self._drop_empty(tick, attempts)
+        for (new_tick, attempts), parts in moved.items():
+            self._due[new_tick][attempts].unite(SequenceSet.union(parts))
 
     def postpone(self, ticks: int) -> None:
         """Move everything by this number of ticks."""

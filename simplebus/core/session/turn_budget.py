@@ -5,6 +5,7 @@ The rest of the read is processed in later turns, so that other peers are served
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container
 
 import numpy as np
@@ -14,16 +15,19 @@ from simplebus.core.limits import (
     ACKS_PER_TURN,
     FRAMES_AFTER_REFUSALS,
     FRAMES_PER_TURN,
+    HEADER_BYTES,
     HEADERS_BYTES_PER_TURN,
     INTERLEAVED_ACKS_PER_TURN,
     INTERLEAVED_ACKS_PER_TURN_VERSION1,
     KEYS_PER_TURN,
     LONG_CONNECT_BYTES,
+    LONG_NACK_MESSAGES,
     MIXED_ENVELOPES_PER_TURN,
     PLAIN_FRAMES_MAX,
     REFUSALS_MAX,
     REFUSED_RUNS_PER_TURN,
     SLOW_ACK_BYTES,
+    SLOW_ACK_BYTES_PER_MESSAGE,
     SLOW_KEYS_PER_TURN,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
@@ -41,6 +45,9 @@ _SLOW_COSTS[[frames.NACK, frames.WORKING]] = SLOW_ACK_BYTES
 
 _LAST_VALUES = b'"last_values"'
 """Text in a Subscribe or Connect that may need several turns."""
+
+_MESSAGE_RANGE = re.compile(rb"(\d{1,19})-(\d{1,19})")
+"""Beginning of the content of a Nack or Working."""
 
 _UNLIMITED_BYTES = 4 * 1024
 """Envelopes of one type that a turn processes in any case."""
@@ -257,22 +264,40 @@ def _find_keys_end(batch: FrameBatch) -> int | None:
 def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
     """Return the end of the slow requests of one turn, or None if it may process all frames.
 
-    A long Connect, an Unsubscribe and a request with the text "last_values" may need several turns,
-    so no frame after such a request is processed in this turn.
+    A long Connect, an Unsubscribe, a Nack or Working for many messages, and a request with the text
+    "last_values" may need several turns, so no frame after such a request is processed in this
+    turn.
     """
     costs = _SLOW_COSTS[types]
     slow = np.flatnonzero(costs)
     if not slow.size:
         return None
     lengths = batch.lengths[slow]
-    cost_bytes = np.cumsum(lengths + costs[slow])
-    count = max(1, int(cost_bytes.searchsorted(SLOW_REQUESTS_BYTES_MAX, side="right")))
+    costs = lengths + costs[slow]
+    count = _count_affordable(costs)
     is_long = (types[slow] == frames.CONNECT) & (lengths > LONG_CONNECT_BYTES)
     is_long |= types[slow] == frames.UNSUBSCRIBE
-    may_have_text = np.isin(types[slow[:count]], (frames.CONNECT, frames.SUBSCRIBE))
-    for index in np.flatnonzero(may_have_text & ~is_long[:count]).tolist():
-        first, end = batch.bounds[slow[index]], batch.ends[slow[index]]
-        is_long[index] = _LAST_VALUES in batch.data[first:end].tobytes()
+    for index in np.flatnonzero(~is_long[:count]).tolist():
+        frame_type = types[slow[index]]
+        frame = batch.data[batch.bounds[slow[index]] : batch.ends[slow[index]]].tobytes()
+        if frame_type in (frames.CONNECT, frames.SUBSCRIBE):
+            is_long[index] = _LAST_VALUES in frame
+        elif frame_type in (frames.NACK, frames.WORKING):
+            message_count = _count_rejected(frame)
+            costs[index] += min(message_count, LONG_NACK_MESSAGES) * SLOW_ACK_BYTES_PER_MESSAGE
+            is_long[index] = message_count > LONG_NACK_MESSAGES
+    count = _count_affordable(costs)
     if is_long[:count].any():
         return int(slow[is_long.argmax()]) + 1
     return None if count >= slow.size else int(slow[count - 1]) + 1
+
+
+def _count_affordable(costs: Integers) -> int:
+    """Return how many of the first slow requests one turn may process, but at least 1."""
+    return max(1, int(np.cumsum(costs).searchsorted(SLOW_REQUESTS_BYTES_MAX, side="right")))
+
+
+def _count_rejected(frame: bytes) -> int:
+    """Return how many messages a Nack or Working names; 0 if it is invalid."""
+    found = _MESSAGE_RANGE.match(frame, HEADER_BYTES)
+    return 0 if found is None else max(0, int(found[2]) - int(found[1]))

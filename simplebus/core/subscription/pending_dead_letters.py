@@ -40,6 +40,11 @@ class PendingDeadLetters:
             for first, last in sequences:
                 yield Span(first, last, attempts, reason)
 
+    @property
+    def sequences(self) -> SequenceSet:
+        """All messages. The set must not be changed."""
+        return self._all_sequences
+
     def to_rows(self) -> list[tuple[int, int, int, str]]:
         """Return all messages as rows (first, last, attempts, reason), sorted, for the snapshot."""
         return sorted(

@@ -653,8 +653,9 @@ class Position:
             attempt: Only messages of this delivery attempt; 0 for any.
             error: Reason given by the consumer, kept for dead letters.
         """
-        for span in self.unacked.remove_in_flight(first, last, attempt):
-            self.unacked.mark_waiting(span)
+        spans = self.unacked.remove_in_flight(first, last, attempt)
+        self.unacked.mark_sent_spans_waiting(spans)
+        for span in spans:
             self.reject_span(span, delay_seconds, tick, error)
 
     def reject_span(self, span: Span, delay_seconds: float | None, tick: int, error: str) -> None:
@@ -988,7 +989,7 @@ class Position:
 
     def terminate_spans(self, spans: list[Span], error: str) -> None:
         """Give up spans that are not in flight any more: some now, the rest in later turns."""
-        remaining = DEAD_LETTER_BATCH_MESSAGES
+        remaining, later = DEAD_LETTER_BATCH_MESSAGES, list[Span]()
         for span in spans:
             self._failure_reasons.record(self, span.first, span.last, error)
             if remaining > 0:
@@ -998,9 +999,10 @@ class Position:
                 remaining -= selection.count_sequences(ranges)
                 span.first = self._give_up_leading(ranges, last, span.attempts, Reason.TERMINATED)
             if span.first < span.last:
-                self.unacked.requeue_waiting(
-                    Span(span.first, span.last, span.attempts, Reason.TERMINATED)
-                )
+                later.append(Span(span.first, span.last, span.attempts, Reason.TERMINATED))
+        if later:
+            self.unacked.requeue(later)
+            self.unacked.mark_sent_spans_waiting(later)
 
     def _give_up_leading(
         self, ranges: Ranges, end_sequence: int, attempts: int, reason: Reason

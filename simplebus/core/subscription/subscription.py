@@ -71,6 +71,10 @@ class BrokerSubscription:
             first, last, attempt, include_waiting=include_waiting
         )
 
+    def find_part_end(self, first: int, last: int, attempt: int) -> int:
+        """Return the end of the front of first..last-1 that can be rejected in one turn."""
+        return self.position.unacked.find_part_end(first, last, attempt)
+
     def nack(
         self,
         first: int,

@@ -18,6 +18,7 @@ sending, so not while a durable has no session.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice
 from typing import Protocol
@@ -25,6 +26,7 @@ from typing import Protocol
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
+    LONG_NACK_MESSAGES,
     RECLAIMED_MEMBERS_PER_TURN,
     RECLAIMED_RANGES_PER_TURN,
     SCAN_COST_OF_DELAY,
@@ -36,7 +38,7 @@ from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
 from simplebus.core.redelivery.handover import DelayRanges, PositionHandover
 from simplebus.core.redelivery.redelivery_queue import RedeliveryQueue, SpanSet
-from simplebus.core.redelivery.sequence_set import SequenceSet
+from simplebus.core.redelivery.sequence_set import SequenceSet, find_part_end
 from simplebus.core.redelivery.timer_wheel import Span, TimerWheel, check_covered_once, split_spans
 from simplebus.core.steps import run_to_end
 from simplebus.core.subscription.delayed_wakeups import NEVER
@@ -186,6 +188,14 @@ class UnackedMessages:
         """
         is_in_flight = self._ack_timer.overlaps(first, last, attempt)
         return is_in_flight or (include_waiting and bool(self._find_waiting(first, last, attempt)))
+
+    def find_part_end(self, first: int, last: int, attempt: int) -> int:
+        """Return the end of the front of first..last-1 that can be rejected in one turn.
+
+        `attempt` as for `has_in_flight`.
+        """
+        sets = [sequences for _, _, sequences in self._ack_timer.scheduled_sets(attempt)]
+        return find_part_end([*sets, self._resend_sequences], first, last, LONG_NACK_MESSAGES)
 
     def build_delivery_state(self) -> DeliveryState:
         """Return the state of all messages, for inquiries."""
@@ -397,11 +407,13 @@ class UnackedMessages:
         or give them up: the queue and the timers may still contain them, and skip messages that are
         settled.
         """
-        spans = []
-        for begin, end in self._find_waiting(first, last, attempt):
+        found = self._find_waiting(first, last, attempt)
+        if not found:
+            return []
+        attempts = [attempt] * len(found) if attempt else self._find_attempts(found)
+        for begin, end in found:
             self._remove_resend(begin, end)
-            spans.append(Span(begin, end, attempt or self._find_attempts(begin)))
-        return spans
+        return [Span(*bounds, count) for bounds, count in zip(found, attempts, strict=True)]
 
     def find_sent_spans(self, first: int, last: int) -> list[Span]:
         """Return the parts of first..last-1 that were sent, by a search through all spans."""
@@ -694,9 +706,13 @@ class UnackedMessages:
             for first, last in self.unsettled_ranges(span.first, span.last):
                 self._unsent_sequences.add(first, last)
         else:
-            resent = SequenceSet()
-            resent.add(span.first, span.last)
-            self._mark_sets_waiting([(span.attempts, resent)])
+            self.mark_sent_spans_waiting([span])
+
+    def mark_sent_spans_waiting(self, spans: list[Span]) -> None:
+        """Record that spans, which were in flight, wait to be sent again."""
+        resent = SequenceSet()
+        resent.update(sorted((span.first, span.last) for span in spans))
+        self._mark_sets_waiting([(1, resent)])
 
     def remove_waiting(self, first: int, last: int) -> None:
         """Record that first..last-1 no longer wait to be sent.
@@ -735,21 +751,18 @@ class UnackedMessages:
         if self._is_shared or self._delivery_policy.in_flight_max is None:
             return
         for _, sequences in sets:
+            if self.pending_dead_letters:
+                sequences = sequences.difference(self.pending_dead_letters.sequences)
             self._resend_sequences.unite(sequences)
             self._resend_count += self._window.count_unacked_set(sequences)
-            for span in self.pending_dead_letters:
-                self._resend_sequences.remove(span.first, span.last)
-                given_up = sequences.ranges_within(span.first, span.last)
-                self._resend_count -= sum(last - first for first, last in given_up)
 
     def _mark_all_waiting(self) -> None:
         """Record that nothing is in flight: all unsettled messages wait to be sent."""
         if self._is_shared or self._delivery_policy.in_flight_max is None:
             return
         window = self._window
-        self._resend_sequences = self._unsent_sequences.complement(window.floor, window.cursor)
-        for span in self.pending_dead_letters:
-            self._resend_sequences.remove(span.first, span.last)
+        sent = self._unsent_sequences.complement(window.floor, window.cursor)
+        self._resend_sequences = sent.difference(self.pending_dead_letters.sequences)
         self._resend_count = (
             window.in_flight_count - len(self._unsent_sequences) - len(self.pending_dead_letters)
         )
@@ -787,12 +800,17 @@ class UnackedMessages:
         waiting = self._resend_sequences.ranges_within(first, last)
         return [part for each in waiting for part in self._window.unacked_ranges(*each)]
 
-    def _find_attempts(self, sequence: int) -> int:
-        """Return the attempts of a waiting message, or 1 if a limited search does not find it."""
-        for span in islice(self.iter_spans(), SCAN_SPANS_MAX):
-            if span.first <= sequence < span.last:
-                return span.attempts
-        return 1
+    def _find_attempts(self, ranges: Ranges) -> list[int]:
+        """Return the attempts of the first message of each of some waiting ranges, or 1 if a
+        limited search does not find it.
+        """
+        spans = sorted(islice(self.iter_spans(), SCAN_SPANS_MAX), key=_span_start)
+        found = []
+        for first, _ in ranges:
+            index = bisect_right(spans, first, key=_span_start) - 1
+            is_found = index >= 0 and first < spans[index].last
+            found.append(spans[index].attempts if is_found else 1)
+        return found
 
     # Checks --------------------------------------------------------------------------------------
 
