@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.group import group as group_module
-from simplebus.core.limits import LONG_NACK_MESSAGES
+from simplebus.core.limits import LONG_NACK_MESSAGES, PLAIN_FRAMES_MAX
 from simplebus.core.subscription import unacked_messages
 from tests.behaviour.test_long_connect import run_turn
 from tests.behaviour.wire_peer import BrokerHarness
@@ -300,3 +300,29 @@ def test_rejecting_many_ranges_takes_several_turns(group: str | None, content: o
         assert position.undelivered_counts
     else:
         assert position.unacked.delayed_count == count
+
+
+@given(
+    acks=st.lists(st.tuples(st.integers(0, 25), st.integers(1, 4)), min_size=1, max_size=12),
+    before=STEPS,
+    group=st.sampled_from(["", "g", "by key"]),
+)
+def test_acks_of_one_read_have_the_same_effect_as_single_ones(
+    acks: list[tuple[int, int]], before: list[Step], group: str
+) -> None:
+    results = []
+    for is_at_once in (True, False):
+        bus = BrokerHarness()
+        connect_version2(bus, publish(1, 0, *[b"%d" % n for n in range(25)]), classes=[1])
+        options: dict[str, object] = {"group": group, "by_key": group == "by key"} if group else {}
+        peer = connect_version2(bus, subscribe(1, 1, ack_seconds=3, **options))
+        perform(bus, peer, [("read", 0, 1), *before])
+        frames = [ack(1, first, first + count) for first, count in acks]
+        # Nothing happens at the many acks of message 0, but they make the read long.
+        frames += [ack(1, 0, 1)] * (2 * PLAIN_FRAMES_MAX)
+        for part in [b"".join(frames)] if is_at_once else frames:
+            peer.send(part)
+        bus.check_invariants()
+        received = perform(bus, peer, [("read", 0, 1), ("tick", 0, 9), ("read", 0, 1)])
+        results.append((received, bus.statistics(1)))
+    assert results[0] == results[1]

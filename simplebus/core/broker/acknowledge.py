@@ -56,11 +56,7 @@ class AckHandler:
             firsts = firsts.clip(max=window.cursor)
         self._store.position_changes.record_progress(position)
         before = window.floor
-        if position.unacked.has_waiting:
-            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-                position.unacked.ack(first, last)
-        else:
-            window.ack_ranges(firsts, lasts)
+        position.unacked.ack_ranges(firsts, lasts)
         if window.floor != before:
             self._store.trim_class(self._store.classes[subscription.class_id])
         if position.delivery_policy.in_flight_max is not None:
@@ -113,8 +109,10 @@ class AckHandler:
             self._refusal_counts[Reason.ACK_UNSENT] += unsent
         firsts, lasts = np.maximum(firsts, before), np.minimum(lasts, window.cursor)
         self._store.position_changes.record_progress(member.position)
-        for first, last in member.ack_ranges(firsts, lasts):
-            self._count_late_ack(window, first, last)
+        is_late = ~member.ack_ranges(firsts, lasts)
+        if is_late.any():
+            unacked_counts = window.count_unacked_ranges(firsts[is_late], lasts[is_late])
+            self._refusal_counts[Reason.ACK_LATE] += int(np.count_nonzero(unacked_counts))
         if window.floor != before:
             self._store.trim_class(self._store.classes[member.class_id])
         member.resume_delivery()

@@ -31,7 +31,7 @@ from simplebus.core.limits import (
     SCAN_MESSAGES_MAX,
 )
 from simplebus.core.outbox import Outbox
-from simplebus.core.protocol.frames import Integers
+from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
 from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.redelivery.redelivery_queue import SpanSet
@@ -244,21 +244,32 @@ class GroupMember:
         """
         acked = self._ack_timer.pop_range(first, last)
         for sequences in acked:
-            if sequences.range_count > PLAIN_FRAMES_MAX:
-                firsts, lasts = map(np.array, sequences.bounds)
-                size_bytes = _measure_ranges(self.position.ring, firsts, lasts)
-                self._subtract(len(sequences), size_bytes)
-                self.window.ack_ranges(firsts, lasts)
-            else:
-                self._subtract_sets([sequences])
-                for begin, end in sequences:
-                    self.window.ack_range(begin, end)
+            self._ack_set(sequences)
         return bool(acked)
 
-    def ack_ranges(self, firsts: Integers, lasts: Integers) -> list[tuple[int, int]]:
-        """Acknowledge many ranges. Returns the ranges of which the member holds no message."""
-        ranges = zip(firsts.tolist(), lasts.tolist(), strict=True)
-        return [(a, b) for a, b in ranges if not self.ack_range(a, b)]
+    def ack_ranges(self, firsts: Integers, lasts: Integers) -> Flags:
+        """Acknowledge many ranges. Returns True for each of which the member holds messages."""
+        if firsts.size <= PLAIN_FRAMES_MAX:
+            ranges = zip(firsts.tolist(), lasts.tolist(), strict=True)
+            return np.array([self.ack_range(*each) for each in ranges], np.bool_)
+        acked = self._ack_timer.pop_set(SequenceSet.from_ranges(firsts, lasts))
+        if not acked:
+            return np.zeros(firsts.size, np.bool_)
+        for sequences in acked:
+            self._ack_set(sequences)
+        return SequenceSet.union(acked).find_overlapping(firsts, lasts)
+
+    def _ack_set(self, sequences: SequenceSet) -> None:
+        """Acknowledge messages that were in flight."""
+        if sequences.range_count > PLAIN_FRAMES_MAX:
+            firsts, lasts = map(np.array, sequences.bounds)
+            size_bytes = _measure_ranges(self.position.ring, firsts, lasts)
+            self._subtract(len(sequences), size_bytes)
+            self.window.ack_ranges(firsts, lasts)
+        else:
+            self._subtract_sets([sequences])
+            for begin, end in sequences:
+                self.window.ack_range(begin, end)
 
     def nack(
         self,

@@ -48,7 +48,7 @@ from simplebus.core.limits import (
     SEQUENCE_MAX,
 )
 from simplebus.core.outbox import Outbox
-from simplebus.core.protocol.frames import Integers
+from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
 from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.redelivery.redelivery_queue import SpanSet
@@ -254,14 +254,11 @@ class KeyOrderedMember(GroupMember):
         self._group.mark_acked(acked)
         return bool(acked)
 
-    def ack_ranges(self, firsts: Integers, lasts: Integers) -> list[tuple[int, int]]:
+    def ack_ranges(self, firsts: Integers, lasts: Integers) -> Flags:
         acked = self._remove_in_flight_ranges(firsts, lasts)
         self._group.mark_acked(acked)
         sorted_acked = np.sort(np.array(acked, np.int64))
-        missed = np.flatnonzero(
-            sorted_acked.searchsorted(lasts) <= sorted_acked.searchsorted(firsts)
-        )
-        return list(zip(firsts[missed].tolist(), lasts[missed].tolist(), strict=True))
+        return sorted_acked.searchsorted(lasts) > sorted_acked.searchsorted(firsts)
 
     def extend_ack_timeout(self, first: int, last: int, tick: int, attempt: int = 0) -> None:
         delay_ticks = self.position.delivery_policy.redelivery_delay_ticks

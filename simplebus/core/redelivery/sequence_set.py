@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from simplebus.core.protocol.frames import Integers
+from simplebus.core.protocol.frames import Flags, Integers
 
 # Up to this many ranges are inserted one by one; more are merged in one pass.
 _INSERT_ONE_BY_ONE_MAX = 16
@@ -39,6 +39,15 @@ class SequenceSet:
         """Return the same set from arrays."""
         result = cls()
         result._set_bounds(firsts, lasts)
+        return result
+
+    @classmethod
+    def from_ranges(cls, firsts: Integers, lasts: Integers) -> SequenceSet:
+        """Return a set of ranges in any order, which may overlap, or be empty."""
+        is_filled = firsts < lasts
+        result = cls()
+        if is_filled.any():
+            result._set_union(firsts[is_filled], lasts[is_filled])
         return result
 
     @classmethod
@@ -169,7 +178,10 @@ class SequenceSet:
 
     def _unite(self, more_firsts: list[int], more_lasts: list[int]) -> None:
         """Add many ranges, which are not empty."""
-        firsts, lasts = np.array(self._firsts + more_firsts), np.array(self._lasts + more_lasts)
+        self._set_union(np.array(self._firsts + more_firsts), np.array(self._lasts + more_lasts))
+
+    def _set_union(self, firsts: Integers, lasts: Integers) -> None:
+        """Replace all ranges by the union of others, which are not empty."""
         order = firsts.argsort(kind="stable")
         firsts, lasts = firsts[order], np.maximum.accumulate(lasts[order])
         begins = np.flatnonzero(np.r_[True, firsts[1:] > lasts[:-1]])
@@ -201,17 +213,46 @@ class SequenceSet:
         """Return a set of the sequences that are not in `other`."""
         if not (self._firsts and other._firsts):
             return SequenceSet.from_bounds(list(self._firsts), list(self._lasts))
-        firsts, lasts = np.array(self._firsts), np.array(self._lasts)
-        other_firsts, other_lasts = np.array(other._firsts), np.array(other._lasts)
-        # A sequence belongs to the result between bounds where only this set has begun a range.
-        bounds = np.concatenate([firsts, lasts, other_firsts, other_lasts])
-        steps = np.repeat([1, -1, -1, 1], [firsts.size] * 2 + [other_firsts.size] * 2)
+        return self._split(other)[1]
+
+    def pop_set(self, other: SequenceSet) -> SequenceSet:
+        """Remove the sequences of `other`. Returns the set of the removed ones."""
+        if not other._firsts:
+            return SequenceSet()
+        begin = bisect_right(self._lasts, other._firsts[0])
+        end = bisect_left(self._firsts, other._lasts[-1])
+        if begin >= end:
+            return SequenceSet()
+        part = SequenceSet.from_bounds(self._firsts[begin:end], self._lasts[begin:end])
+        removed, remaining = part._split(other)
+        self._firsts[begin:end], self._lasts[begin:end] = remaining.bounds
+        self._count -= len(removed)
+        return removed
+
+    def _split(self, other: SequenceSet) -> tuple[SequenceSet, SequenceSet]:
+        """Return the sets of the sequences that are in `other`, and of those that are not. Both
+        sets have some.
+        """
+        bounds = np.array(self._firsts + self._lasts + other._firsts + other._lasts)
+        sizes = [len(self._firsts)] * 2 + [len(other._firsts)] * 2
         order = bounds.argsort(kind="stable")
-        bounds, begun = bounds[order], steps[order].cumsum()
-        is_inside = (begun[:-1] == 1) & (bounds[1:] > bounds[:-1])
-        is_first = is_inside & ~np.r_[False, is_inside[:-1]]
-        is_last = is_inside & ~np.r_[is_inside[1:], False]
-        return SequenceSet.from_arrays(bounds[:-1][is_first], bounds[1:][is_last])
+        bounds = bounds[order]
+        # Behind each bound: 1 in a range of this set, 2 in one of the other set, 3 in both.
+        begun = np.repeat([1, -1, 2, -2], sizes)[order].cumsum()[:-1]
+        is_filled = bounds[1:] > bounds[:-1]
+        in_both, in_this = (_find_runs(bounds, is_filled & (begun == each)) for each in (3, 1))
+        return in_both, in_this
+
+    def find_overlapping(self, firsts: Integers, lasts: Integers) -> Flags:
+        """Return True for each of the ranges firsts[i]..lasts[i]-1 with a sequence of the set."""
+        if not self._firsts:
+            return np.zeros(firsts.size, np.bool_)
+        own_firsts, own_lasts = np.array(self._firsts), np.array(self._lasts)
+        indexes = own_lasts.searchsorted(firsts, side="right")
+        is_below_end = indexes < own_lasts.size
+        own_first = own_firsts[np.minimum(indexes, own_lasts.size - 1)]
+        is_found: Flags = is_below_end & (np.maximum(own_first, firsts) < lasts)
+        return is_found
 
     def overlaps(self, first: int, last: int) -> bool:
         """Return True if any of first..last-1 is in the set."""
@@ -242,3 +283,13 @@ def find_part_end(sets: list[SequenceSet], first: int, last: int, range_count: i
     count_of_each = max(1, range_count // max(1, len(sets)))
     ends = [sequences.find_range_after(first, count_of_each) for sequences in sets]
     return min([last, *(end for end in ends if end is not None)])
+
+
+def _find_runs(bounds: Integers, is_inside: Flags) -> SequenceSet:
+    """Return the ranges between neighbouring ascending `bounds` for which `is_inside` is True.
+
+    Neighbouring ranges are joined.
+    """
+    is_first = is_inside & ~np.r_[False, is_inside[:-1]]
+    is_last = is_inside & ~np.r_[is_inside[1:], False]
+    return SequenceSet.from_arrays(bounds[:-1][is_first], bounds[1:][is_last])

@@ -101,6 +101,15 @@ class TimerWheel:
                 self._drop_empty(tick, attempts)
         return removed
 
+    def pop_set(self, messages: SequenceSet) -> list[SequenceSet]:
+        """Remove the messages of a set. Returns them as sets, none of which is empty."""
+        removed: list[SequenceSet] = []
+        for tick, attempts, sequences in self.scheduled_sets():
+            if part := sequences.pop_set(messages):
+                removed.append(part)
+                self._drop_empty(tick, attempts)
+        return removed
+
     def overlaps(self, first: int, last: int, attempt: int = 0) -> bool:
         """Return True if any of first..last-1 is scheduled; `attempt` is as for `remove`."""
         return any(

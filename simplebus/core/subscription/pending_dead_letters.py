@@ -75,6 +75,15 @@ class PendingDeadLetters:
             if not sequences:
                 del self._sequences_by_reason[key]
 
+    def remove_set(self, messages: SequenceSet) -> None:
+        """Remove the messages of a set."""
+        if not self._all_sequences.pop_set(messages):
+            return
+        for key, sequences in list(self._sequences_by_reason.items()):
+            sequences.pop_set(messages)
+            if not sequences:
+                del self._sequences_by_reason[key]
+
     def subtract_from(self, ranges: Ranges) -> Ranges:
         """Return the parts of `ranges` that are not pending."""
         return [

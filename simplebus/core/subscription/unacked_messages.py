@@ -23,16 +23,20 @@ from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice
 from typing import Protocol
 
+import numpy as np
+
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     LONG_NACK_MESSAGES,
+    PLAIN_FRAMES_MAX,
     RECLAIMED_MEMBERS_PER_TURN,
     RECLAIMED_RANGES_PER_TURN,
     SCAN_COST_OF_DELAY,
     SCAN_MESSAGES_MAX,
     SCAN_SPANS_MAX,
 )
+from simplebus.core.protocol.frames import Integers
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
@@ -380,6 +384,23 @@ class UnackedMessages:
             self._remove_resend(begin, end)
             self.pending_dead_letters.remove(begin, end)
             self._window.ack_range(begin, end)
+
+    def ack_ranges(self, firsts: Integers, lasts: Integers) -> None:
+        """Acknowledge the messages of many ranges that were sent."""
+        window = self._window
+        if not self.has_waiting:
+            window.ack_ranges(firsts, lasts)
+        elif self._is_shared or firsts.size <= PLAIN_FRAMES_MAX:
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                self.ack(first, last)
+        else:
+            named = SequenceSet.from_ranges(np.maximum(firsts, window.floor), lasts)
+            acked = named.difference(self._unsent_sequences)
+            removed = self._resend_sequences.pop_set(acked)
+            self._resend_count -= window.count_unacked_set(removed)
+            self.pending_dead_letters.remove_set(acked)
+            acked_firsts, acked_lasts = map(np.array, acked.bounds)
+            window.ack_ranges(acked_firsts, acked_lasts)
 
     def mark_done(self, first: int, last: int) -> None:
         """Acknowledge first..last-1, and remove them from everything that waits."""

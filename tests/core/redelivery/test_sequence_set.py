@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,3 +59,23 @@ def test_parts_cover_the_range_and_have_few_ranges(
         range_counts = [len(sequences.ranges_within(first, end)) for sequences in sets]
         assert sum(range_counts) <= max(range_count, len(sets))
         first = end
+
+
+@given(NUMBERS, NUMBERS)
+def test_popped_set_matches_sets(numbers: set[int], others: set[int]) -> None:
+    sequences, other = create_set(numbers), create_set(others)
+    assert list_numbers(sequences.pop_set(other)) == sorted(numbers & others)
+    assert list_numbers(sequences) == sorted(numbers - others)
+    assert list_numbers(other) == sorted(others)
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=9)
+
+
+@given(NUMBERS, RANGES)
+def test_ranges_in_any_order_match_sets(numbers: set[int], ranges: list[tuple[int, int]]) -> None:
+    firsts, lasts = np.array(ranges).T
+    named = [set(range(*each)) for each in ranges]
+    assert list_numbers(SequenceSet.from_ranges(firsts, lasts)) == sorted(set().union(*named))
+    found = create_set(numbers).find_overlapping(firsts, lasts)
+    assert found.tolist() == [bool(numbers & each) for each in named]
