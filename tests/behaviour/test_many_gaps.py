@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simplebus.core.broker import acknowledge
 from simplebus.core.group import group as group_module
 from simplebus.core.limits import LONG_NACK_MESSAGES, PLAIN_FRAMES_MAX
 from simplebus.core.subscription import unacked_messages
@@ -262,6 +263,7 @@ def test_rejecting_in_parts_has_the_same_effect_as_at_once(
         with (
             patch.object(unacked_messages, "LONG_NACK_MESSAGES", limit),
             patch.object(group_module, "LONG_NACK_MESSAGES", limit),
+            patch.object(acknowledge, "LONG_NACK_MESSAGES", limit),
         ):
             received.append(perform(bus, peer, steps))
         bus.check_invariants()

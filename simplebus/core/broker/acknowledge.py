@@ -12,7 +12,7 @@ import numpy as np
 
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import GroupMember
-from simplebus.core.limits import PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES
+from simplebus.core.limits import LONG_NACK_MESSAGES, PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES
 from simplebus.core.protocol.events import (
     AckedRanges,
     NackReceived,
@@ -132,7 +132,8 @@ class AckHandler:
             self._count_late_ack(subscription.window, first, last)
             return
         while True:
-            end = subscription.find_part_end(first, last, attempt)
+            is_short = last - first <= LONG_NACK_MESSAGES
+            end = last if is_short else subscription.find_part_end(first, last, attempt)
             match event:
                 case NackReceived(delay=delay, error=error):
                     subscription.nack(first, end, delay, tick, attempt=attempt, error=error)

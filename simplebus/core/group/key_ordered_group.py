@@ -42,6 +42,7 @@ from simplebus.core.limits import (
     IN_FLIGHT_BYTES,
     INQUIRY_SPANS_MAX,
     KEY_ORDERED_MESSAGES_MAX,
+    LONG_NACK_MESSAGES,
     PLAIN_FRAMES_MAX,
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
@@ -143,7 +144,8 @@ class KeyOrderedMember(GroupMember):
         return self._in_flight.has_in_flight(first, last, attempt)
 
     def find_part_end(self, first: int, last: int, attempt: int) -> int:
-        return last  # A member holds few messages.
+        held = sorted(each for each in self._in_flight.held_messages if first <= each < last)
+        return held[LONG_NACK_MESSAGES] if len(held) > LONG_NACK_MESSAGES else last
 
     def assign_batch(self, batch: AssignedBatch, turn: int, tick: int) -> None:
         """Queue a batch for sending to this member, in the given turn of the group."""

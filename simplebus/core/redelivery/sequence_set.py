@@ -13,6 +13,9 @@ from simplebus.core.protocol.frames import Flags, Integers
 # Up to this many ranges are inserted one by one; more are merged in one pass.
 _INSERT_ONE_BY_ONE_MAX = 16
 
+# With this many times fewer ranges, a loop over them is faster than arrays of all ranges.
+_ARRAY_COST_FACTOR = 8
+
 
 class SequenceSet:
     """Set of sequences, stored as half-open ranges.
@@ -56,8 +59,11 @@ class SequenceSet:
         if len(sets) == 1:
             return sets[0]
         result = cls()
-        firsts = list(chain.from_iterable(each._firsts for each in sets))
-        result._unite(firsts, list(chain.from_iterable(each._lasts for each in sets)))
+        firsts, lasts = (
+            np.array(list(chain.from_iterable(each.bounds[index] for each in sets)))
+            for index in (0, 1)
+        )
+        result._set_union(firsts, lasts)
         return result
 
     def _set_bounds(self, firsts: Integers, lasts: Integers) -> None:
@@ -177,8 +183,16 @@ class SequenceSet:
             self._unite(other._firsts, other._lasts)
 
     def _unite(self, more_firsts: list[int], more_lasts: list[int]) -> None:
-        """Add many ranges, which are not empty."""
-        self._set_union(np.array(self._firsts + more_firsts), np.array(self._lasts + more_lasts))
+        """Add many ascending ranges, which are not empty. Only those between the first and the last
+        of them are examined.
+        """
+        begin = bisect_left(self._lasts, more_firsts[0])
+        end = bisect_right(self._firsts, more_lasts[-1])
+        firsts, lasts = self._firsts[begin:end], self._lasts[begin:end]
+        merged = SequenceSet()
+        merged._set_union(np.array(firsts + more_firsts), np.array(lasts + more_lasts))
+        self._count += len(merged) - (sum(lasts) - sum(firsts))
+        self._firsts[begin:end], self._lasts[begin:end] = merged.bounds
 
     def _set_union(self, firsts: Integers, lasts: Integers) -> None:
         """Replace all ranges by the union of others, which are not empty."""
@@ -223,8 +237,16 @@ class SequenceSet:
         end = bisect_left(self._firsts, other._lasts[-1])
         if begin >= end:
             return SequenceSet()
+        has_few = end - begin > _ARRAY_COST_FACTOR * other.range_count
+        if has_few:
+            found = [bounds for bounds in other if self.overlaps(*bounds)]
+            if len(found) <= _INSERT_ONE_BY_ONE_MAX:
+                removed = SequenceSet()
+                for bounds in found:
+                    removed.update(self.pop_ranges(*bounds))
+                return removed
         part = SequenceSet.from_bounds(self._firsts[begin:end], self._lasts[begin:end])
-        removed, remaining = part._split(other)
+        removed, remaining = part._split_at(other) if has_few else part._split(other)
         self._firsts[begin:end], self._lasts[begin:end] = remaining.bounds
         self._count -= len(removed)
         return removed
@@ -242,6 +264,34 @@ class SequenceSet:
         is_filled = bounds[1:] > bounds[:-1]
         in_both, in_this = (_find_runs(bounds, is_filled & (begun == each)) for each in (3, 1))
         return in_both, in_this
+
+    def _split_at(self, other: SequenceSet) -> tuple[SequenceSet, SequenceSet]:
+        """Return the same as `_split`, faster if `other` has few ranges."""
+        own_firsts, own_lasts, own_count = self._firsts, self._lasts, len(self._firsts)
+        removed, firsts, lasts = SequenceSet(), list[int](), list[int]()
+        # Own ranges before `index` are divided, and that range up to `front`.
+        index, front = 0, own_firsts[0]
+        for first, last in other:
+            begin = bisect_right(own_lasts, first, index)
+            if index < begin:
+                firsts.append(front)
+                firsts += own_firsts[index + 1 : begin]
+                lasts += own_lasts[index:begin]
+                index, front = begin, own_firsts[begin] if begin < own_count else last
+            while index < own_count and front < last:
+                begin, end = max(front, first), min(own_lasts[index], last)
+                removed.add(begin, end)
+                if front < begin:
+                    firsts.append(front)
+                    lasts.append(begin)
+                front = end
+                if front == own_lasts[index]:
+                    index += 1
+                    front = own_firsts[index] if index < own_count else last
+        if index < own_count:
+            firsts += [front, *own_firsts[index + 1 :]]
+            lasts += own_lasts[index:]
+        return removed, SequenceSet.from_bounds(firsts, lasts)
 
     def find_overlapping(self, firsts: Integers, lasts: Integers) -> Flags:
         """Return True for each of the ranges firsts[i]..lasts[i]-1 with a sequence of the set."""

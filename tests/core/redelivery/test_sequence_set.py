@@ -61,12 +61,20 @@ def test_parts_cover_the_range_and_have_few_ranges(
         first = end
 
 
-@given(NUMBERS, NUMBERS)
+@given(NUMBERS | st.just(set(range(0, 40, 2))), NUMBERS | st.sets(st.integers(0, 40), max_size=2))
 def test_popped_set_matches_sets(numbers: set[int], others: set[int]) -> None:
     sequences, other = create_set(numbers), create_set(others)
     assert list_numbers(sequences.pop_set(other)) == sorted(numbers & others)
     assert list_numbers(sequences) == sorted(numbers - others)
     assert list_numbers(other) == sorted(others)
+
+
+def test_popping_few_ranges_of_a_large_set_matches_sets() -> None:
+    numbers = set(range(0, 3000, 2)) | set(range(2000, 2010))
+    for others in (set(range(1000, 1003)), set(range(0, 3000, 40)), set(range(1, 3000, 50))):
+        sequences, other = create_set(numbers), create_set(others)
+        assert list_numbers(sequences.pop_set(other)) == sorted(numbers & others)
+        assert list_numbers(sequences) == sorted(numbers - others)
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=9)
