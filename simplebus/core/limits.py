@@ -229,6 +229,8 @@ MEASURED_MESSAGES_PER_TURN = 32_768
 # Messages in flight of a group member that does not ask for another number. It is small because
 # other members cannot get the messages that one member holds.
 GROUP_IN_FLIGHT_MESSAGES = 256
+# The most that a member can ask for. Acks in any order must find its messages quickly.
+GROUP_IN_FLIGHT_MAX = 16_384
 IN_FLIGHT_MAX = MESSAGES_MAX
 
 # Redelivered frames are copied in pieces of up to REDELIVERY_BYTES. A piece covers up to

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.broker import acknowledge
 from simplebus.core.group import group as group_module
-from simplebus.core.limits import LONG_NACK_MESSAGES, PLAIN_FRAMES_MAX
+from simplebus.core.limits import GROUP_IN_FLIGHT_MAX, LONG_NACK_MESSAGES, PLAIN_FRAMES_MAX
 from simplebus.core.subscription import unacked_messages
 from tests.behaviour.test_long_connect import run_turn
 from tests.behaviour.wire_peer import BrokerHarness
@@ -328,3 +328,18 @@ def test_acks_of_one_read_have_the_same_effect_as_single_ones(
         received = perform(bus, peer, [("read", 0, 1), ("tick", 0, 9), ("read", 0, 1)])
         results.append((received, bus.statistics(1)))
     assert results[0] == results[1]
+
+
+def test_member_of_a_group_has_a_limited_number_of_messages_in_flight() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    count = GROUP_IN_FLIGHT_MAX + 100
+    connect_version2(bus, publish(1, 0, *[b"x"] * count), classes=[1])
+    peer = connect_version2(bus, subscribe(1, 1, group="g", max_in_flight=count))
+    received = []
+    while deliveries := peer.receive_deliveries():
+        received += deliveries
+        bus.broker.run_due_wakeups()
+    assert len(received) == GROUP_IN_FLIGHT_MAX
+    peer.send(ack(1, 0, 50))
+    assert len(peer.receive_deliveries()) == 50

@@ -20,6 +20,7 @@ import numpy as np
 from simplebus.core.clock import BrokerClock
 from simplebus.core.group.least_loaded import LeastLoadedMembers
 from simplebus.core.limits import (
+    GROUP_IN_FLIGHT_MAX,
     GROUP_IN_FLIGHT_MESSAGES,
     IN_FLIGHT_BYTES,
     LONG_NACK_MESSAGES,
@@ -416,6 +417,7 @@ class BaseGroup(Generic[M]):
     ) -> M:
         """Add a member and return it. `name` is the client's name, or empty."""
         limit = GROUP_IN_FLIGHT_MESSAGES if in_flight_max is None else in_flight_max
+        limit = min(limit, GROUP_IN_FLIGHT_MAX)
         member = self._create_member(outbox, subscription_number, request_number, limit, name)
         self.members[member] = None
         self._member_counts[outbox] += 1
