@@ -7,6 +7,7 @@ message that was not allowed at that moment is never allowed.
 from __future__ import annotations
 
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
+from simplebus.core.message_class.message_class import MessageClass
 from tests.behaviour.wire_peer_v2 import DELIVER, ENVELOPE, MESSAGE
 from tests.simulation.history import (
     PositionHistory,
@@ -116,10 +117,13 @@ class DeliveryChecks(LossChecks):
         )
         finished = position_history.ever_acked | dead
         cls = self.broker.classes[position_history.class_id]
+        position = cls.named_positions[MessageClass.position_key(*position_history.key)]
+        given_up = position.unacked.pending_dead_letters.sequences  # Dead letters soon.
         lowest = max(position_history.since, cls.first_sequence)
         for previous in range(lowest, sequence if key else 0):
             if (
                 previous not in finished
+                and not given_up.overlaps(previous, previous + 1)
                 and log[previous]
                 and not self.is_gone(position_history, previous)
             ):
