@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import NamedTuple, cast
 
 from load import attacks
@@ -36,7 +37,7 @@ from load.connection_attack import listener_ports
 from load.measure import RunOptions
 from load.processes import Process, separate_core
 from load.report import Row
-from simplebus.core.limits import BINDINGS_MAX, FETCH_MESSAGES_MAX, Limits
+from simplebus.core.limits import BINDINGS_MAX, FETCH_MESSAGES_MAX, GROUP_IN_FLIGHT_MAX, Limits
 from simplebus.core.protocol import frames
 
 HOLD_MAX_S = 0.005
@@ -67,6 +68,10 @@ SERVER = (
 
 HELD_BY_MEMBERS, DROPPED, OVERDUE = 21, 22, 23
 """Classes of groups whose members hold many messages."""
+GAPS, ACKED = 24, 25
+"""Classes whose messages are rejected and acknowledged between others."""
+SEPARATE_MESSAGES = 60_000
+"""Messages that are rejected, or acknowledged, apart from their neighbours."""
 HELD_MESSAGES = 200_000
 CONFIG = f"""
 [classes."group.dropped"]
@@ -439,6 +444,49 @@ def nack_and_hand_over(server: HeldServer) -> None:
     client.close()
 
 
+def reject_at_once(server: HeldServer) -> None:
+    """Extend, delay and give up the messages between gaps with one request each."""
+    for number, options in enumerate(({"durable": "rejecting"}, {"group": "rejecting"})):
+        client = Client(server, GAPS)
+        client.subscribe(GAPS, start="new", max_in_flight=SEPARATE_MESSAGES, **options)
+        contents = (b"%d" % n for n in range(SEPARATE_MESSAGES))
+        _publish(server, GAPS, contents, kind=frames.MESSAGE)
+        client.read_for(QUIET_S)
+        first, last = number * SEPARATE_MESSAGES, (number + 1) * SEPARATE_MESSAGES
+        nacks = b"".join(
+            frames.encode(frames.NACK, class_id=1, content=b"%d-%d 0" % (n, n + 1))
+            for n in range(first, last, 2)
+        )
+        client.socket.sendall(nacks)
+        client.read_for(QUIET_S)
+        for kind, option in (
+            (frames.WORKING, b""),
+            (frames.NACK, b" 1"),
+            (frames.NACK, b" terminate"),
+        ):
+            content = b"%d-%d" % (first, last) + option
+            client.socket.sendall(frames.encode(kind, class_id=1, content=content))
+            client.read_for(QUIET_S)
+        client.close()
+
+
+def ack_members_messages(server: HeldServer) -> None:
+    """Acknowledge the messages of a group's member one by one, in random order."""
+    client = Client(server, ACKED)
+    client.subscribe(ACKED, group="acking", max_in_flight=SEPARATE_MESSAGES)
+    contents = (b"%d" % n for n in range(SEPARATE_MESSAGES))
+    _publish(server, ACKED, contents, kind=frames.MESSAGE)
+    client.read_for(QUIET_S)
+    part = GROUP_IN_FLIGHT_MAX
+    for first in range(0, SEPARATE_MESSAGES, part):
+        ids = list(range(first, min(first + part, SEPARATE_MESSAGES)))
+        Random(1).shuffle(ids)
+        acks = (frames.encode_ack(class_id=1, timer_index=0, first=n, last=n + 1) for n in ids)
+        client.socket.sendall(b"".join(acks))
+        client.read_for(QUIET_S)
+    client.close()
+
+
 def purge(server: HeldServer) -> None:
     client = Client(server)
     client.send(frames.PURGE, {}, class_id=CHANNELED)
@@ -695,6 +743,8 @@ KINDS: Kinds = {
     "Nacks of 62,500 messages, one by one": nack_in_ranges,
     "62,500 Nacks without a durable, and the next Subscribe": nack_and_hand_over,
     "groups with 1,000 members": open_groups,
+    "Nacks of 60,000 messages between gaps": reject_at_once,
+    "Acks of a member, one by one, in random order": ack_members_messages,
     "Purge of 200,000 messages of 1,000 members": with_members(HELD_BY_MEMBERS, purge_held),
     "drop_oldest with 1,000 members": with_members(DROPPED, drop_held),
     "ack timeouts of 1,000 members": with_members(OVERDUE, wait_for_overdue),
