@@ -71,9 +71,11 @@ SLOW_REQUEST_BYTES = 4096
 # The increase for a Nack or Working, which takes about 40 microseconds.
 SLOW_ACK_BYTES = 400
 # The increase for each of its messages. A Nack or Working for more than LONG_NACK_MESSAGES is
-# processed in parts of about as many ranges.
+# processed in parts of about LONG_NACK_MESSAGES ranges, and if it gives messages up, of
+# TERMINATED_PER_TURN messages.
 SLOW_ACK_BYTES_PER_MESSAGE = 16
 LONG_NACK_MESSAGES = 256
+TERMINATED_PER_TURN = 1024
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
 MIXED_ENVELOPES_PER_TURN = 384
 # Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.
@@ -229,7 +231,8 @@ MEASURED_MESSAGES_PER_TURN = 32_768
 # Messages in flight of a group member that does not ask for another number. It is small because
 # other members cannot get the messages that one member holds.
 GROUP_IN_FLIGHT_MESSAGES = 256
-# The most that a member can ask for. Acks in any order must find its messages quickly.
+# Larger numbers are lowered to this, because acks in any order search the ranges of messages that
+# the member holds.
 GROUP_IN_FLIGHT_MAX = 16_384
 IN_FLIGHT_MAX = MESSAGES_MAX
 
@@ -288,11 +291,9 @@ KEY_ORDERED_MESSAGES_MAX = 4096
 
 # Dead letters --------------------------------------------------------------------------------
 
-# Dead letters are appended in batches of this many, of at most REDELIVERY_BYTES, at the cost of
-# about 25 microseconds each.
+# Dead letters are appended in batches of at most this many messages and REDELIVERY_BYTES. Each
+# message takes about 25 microseconds.
 DEAD_LETTER_BATCH_MESSAGES = 64
-# Batches that are appended at once for a position that ends.
-DEAD_LETTER_BATCHES_AT_END = 2
 # Remembered reasons of nacks, for messages that will be redelivered: number, bytes in total, bytes
 # of one. A reason is a sentence, not a stack trace.
 FAILURE_REASONS_MAX = 4096

@@ -218,7 +218,10 @@ class Outbox:
         self._last_deliver = None  # A later source may have the same number.
 
     def stop_sources(self) -> None:
-        """Send no more messages of sources, because the session has ended."""
+        """Send no more messages of sources, because the session has ended.
+
+        Sources keep `is_queued`; they are never queued here again.
+        """
         self._is_stopped = True
         self._queue.clear()
         self._paused.clear()

@@ -26,13 +26,13 @@ COUNT = 3 * DEAD_LETTER_BATCH_MESSAGES
 
 
 def start_with_messages(
-    *, durable: str | None = None, settings: Settings | None = None
+    *, settings: Settings | None = None, **options: str
 ) -> tuple[BrokerHarness, Version2Peer]:
     """Return a bus with limited turns, and a subscriber that was sent `COUNT` messages."""
     bus = BrokerHarness(settings)
     bus.skips_checks = True
     bus.broker.store.limit_turns(100)
-    peer = connect_version2(bus, subscribe(1, 5, durable=durable, max_in_flight=COUNT))
+    peer = connect_version2(bus, subscribe(1, 5, max_in_flight=COUNT, **options))
     peer.send(publish(1, 0, *numbered(COUNT)))
     assert len(peer.receive_message_ids()) == COUNT
     return bus, peer
@@ -109,14 +109,17 @@ def test_dead_letters_without_space_wait_for_a_tick() -> None:
     bus.broker.check_invariants()
 
 
-@pytest.mark.parametrize("durable", [None, "d"])
+@pytest.mark.parametrize("options", [{}, {"durable": "d"}, {"group": "g"}])
 @pytest.mark.parametrize("is_session_closed", [True, False])
+@pytest.mark.parametrize("is_one_by_one", [True, False])
 def test_dead_letters_are_appended_before_the_subscription_ends(
-    durable: str | None, is_session_closed: bool
+    options: dict[str, str], is_session_closed: bool, is_one_by_one: bool
 ) -> None:
-    bus, peer = start_with_messages(durable=durable)
+    bus, peer = start_with_messages(**options)
+    connect_version2(bus, subscribe(1, 1, start="new"))  # The class keeps a subscription.
     session_id = str(peer.session.session_id)
-    peer.send(terminate_each(*range(COUNT)))
+    terminate = terminate_each(*range(COUNT)) if is_one_by_one else nack(5, 0, COUNT, "terminate")
+    peer.send(terminate)
     if is_session_closed:
         disconnect(peer)
     else:
@@ -129,7 +132,8 @@ def test_dead_letters_are_appended_before_the_subscription_ends(
     assert [dead_headers(letter, "sequence") for letter, _ in letters] == [
         str(n) for n in range(COUNT)
     ]
-    assert {dead_headers(letter, "session") for letter, _ in letters} == {session_id}
-    successor = connect_version2(bus, subscribe(1, 5, durable=durable))
+    if "group" not in options:
+        assert {dead_headers(letter, "session") for letter, _ in letters} == {session_id}
+    successor = connect_version2(bus, subscribe(1, 5, **options))
     assert successor.receive_message_ids() == []
     bus.broker.check_invariants()

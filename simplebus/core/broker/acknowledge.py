@@ -12,7 +12,12 @@ import numpy as np
 
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import GroupMember
-from simplebus.core.limits import LONG_NACK_MESSAGES, PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES
+from simplebus.core.limits import (
+    LONG_NACK_MESSAGES,
+    PLAIN_FRAMES_MAX,
+    REDELIVERY_MESSAGES,
+    TERMINATED_PER_TURN,
+)
 from simplebus.core.protocol.events import (
     AckedRanges,
     NackReceived,
@@ -110,9 +115,10 @@ class AckHandler:
         firsts, lasts = np.maximum(firsts, before), np.minimum(lasts, window.cursor)
         self._store.position_changes.record_progress(member.position)
         is_late = ~member.ack_ranges(firsts, lasts)
-        if is_late.any():
-            unacked_counts = window.count_unacked_ranges(firsts[is_late], lasts[is_late])
-            self._refusal_counts[Reason.ACK_LATE] += int(np.count_nonzero(unacked_counts))
+        is_late &= firsts < lasts
+        if is_late.any():  # Their first and last messages are examined, as this is fast.
+            is_open = window.are_unacked(firsts[is_late]) | window.are_unacked(lasts[is_late] - 1)
+            self._refusal_counts[Reason.ACK_LATE] += int(np.count_nonzero(is_open))
         if window.floor != before:
             self._store.trim_class(self._store.classes[member.class_id])
         member.resume_delivery()
@@ -120,7 +126,9 @@ class AckHandler:
     def handle_nack_or_working(
         self, session: Session, event: NackReceived | WorkingReceived | TerminateReceived
     ) -> Iterator[None]:
-        """Apply a Nack or Working, in parts if it covers many ranges of messages."""
+        """Apply a Nack, Terminate or Working. If it names more than LONG_NACK_MESSAGES messages, it
+        is applied in parts of about as many ranges in flight.
+        """
         subscription = session.subscriptions.get(event.subscription_number)
         if subscription is None:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
@@ -138,6 +146,7 @@ class AckHandler:
                 case NackReceived(delay=delay, error=error):
                     subscription.nack(first, end, delay, tick, attempt=attempt, error=error)
                 case TerminateReceived(error=error):
+                    end = min(end, first + TERMINATED_PER_TURN)
                     subscription.terminate(first, end, attempt=attempt, error=error)
                 case WorkingReceived():
                     subscription.extend_ack_timeout(first, end, tick, attempt)

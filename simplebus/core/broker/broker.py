@@ -706,9 +706,11 @@ class Broker:
             self._refuse_request(session, request, error)
 
     def _unsubscribe(self, session: Session, request: UnsubscribeRequested) -> Iterator[None]:
-        """End a subscription. Messages that it gave up become dead letters before, in parts."""
+        """End a subscription. Before that, append the dead letters of its position in parts, unless
+        other members of a group stay.
+        """
         subscription = session.subscriptions.get(request.subscription_number)
-        if subscription is not None:
+        if subscription is not None and not subscription.has_other_members:
             while self.store.append_dead_letters_of(subscription.position):
                 yield
         if session.is_closed:

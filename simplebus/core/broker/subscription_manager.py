@@ -772,10 +772,12 @@ class SubscriptionManager:
         for number, subscription in session.subscriptions.items():
             if len(ended) >= SUBSCRIPTIONS_ENDED_PER_TURN or message_count > RETURNED_PER_TURN:
                 break
+            if not subscription.has_other_members and self._store.append_dead_letters_of(
+                subscription.position
+            ):
+                return True
             if isinstance(subscription, GroupMember):
                 message_count += subscription.assigned_count
-            elif self._store.append_dead_letters_of(subscription.position):
-                return True
             ended[number] = subscription
         for number in ended:
             del session.subscriptions[number]

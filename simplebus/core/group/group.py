@@ -194,8 +194,13 @@ class GroupMember:
         """
         return self._ack_timer.overlaps(first, last, attempt)
 
+    @property
+    def has_other_members(self) -> bool:
+        """True if the group has other members."""
+        return len(self.group.members) > 1
+
     def find_part_end(self, first: int, last: int, attempt: int) -> int:
-        """Return the end of the front of first..last-1 that can be rejected in one turn."""
+        """Return the end of the front of first..last-1 that one turn can process."""
         sets = [sequences for _, _, sequences in self._ack_timer.scheduled_sets(attempt)]
         return find_part_end(sets, first, last, LONG_NACK_MESSAGES)
 
@@ -456,7 +461,7 @@ class BaseGroup(Generic[M]):
         return bool(self._leaving_outboxes)
 
     def announce_leaving(self, outbox: Outbox) -> None:
-        """Assign no messages until all members with this outbox, which has some, are removed.
+        """Assign no messages until all members with this outbox are removed. There must be one.
 
         The caller can then remove many members in portions, and their messages are assigned
         together at the end.

@@ -28,8 +28,9 @@ MemberT = TypeVar("MemberT", bound=LoadedMember)
 class LeastLoadedMembers(Generic[MemberT]):
     """Priority queue of the members of a queue group that can accept messages.
 
-    Ordered by assigned messages, then by least recently served. All methods are O(log n) for up to
-    512 members. More members are in several heaps, whose first entries `least_loaded` compares.
+    Ordered by assigned messages, then by least recently served. Up to 512 members are in one heap:
+    methods take O(log n) on average, and O(n) when stale entries are dropped. More members are in
+    several heaps, whose first entries `least_loaded` compares.
     """
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ Steps of a redelivery, all in `core.subscription`:
     3. The outbox asks for frames: `Position.select_redeliveries` takes the next span.
     4. A span below its delivery limit is sent again and scheduled in `UnackedMessages._ack_timer`.
        A span at the limit becomes dead letters: `_give_up_leading` moves it to
-       `UnackedMessages.pending_dead_letters`, and the store appends those when there is space.
-       `terminate` goes to `_give_up_leading` at once.
+       `UnackedMessages.pending_dead_letters`, as `terminate` does at once. The store appends those
+       in later turns, when there is space.
 
 A message at its limit is given up only in step 3, and therefore never while its durable has no
 session. In a group each member has an ack timer; `Position.tick` queues the overdue messages of all

@@ -206,15 +206,12 @@ class AckWindow:
             return 0
         return last - first - self._count_flags(first, min(last, self._flags_end))
 
-    def count_unacked_ranges(self, firsts: Integers, lasts: Integers) -> Integers:
-        """Return how many messages of each range were sent and not acknowledged."""
-        first, last = max(int(firsts.min()), self.floor), min(int(lasts.max()), self.cursor)
-        is_unacked: Flags = np.ones(max(0, last - first), np.bool_)
-        self._clear_acked(first, is_unacked)
-        counts = np.concatenate(([0], is_unacked.cumsum()))
-        firsts, lasts = (np.clip(each - first, 0, is_unacked.size) for each in (firsts, lasts))
-        unacked_counts: Integers = np.maximum(counts[lasts] - counts[firsts], 0)
-        return unacked_counts
+    def are_unacked(self, sequences: Integers) -> Flags:
+        """Return True for each of `sequences` that was sent and not acknowledged."""
+        is_unacked: Flags = (sequences >= self.floor) & (sequences < self.cursor)
+        has_flag = is_unacked & (sequences < self._flags_end)
+        is_unacked[has_flag] = ~self._flags[sequences[has_flag] & self._mask]
+        return is_unacked
 
     def count_unacked_set(self, sequences: SequenceSet) -> int:
         """Return how many messages of a set were sent and not acknowledged."""

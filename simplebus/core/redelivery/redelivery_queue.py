@@ -97,8 +97,8 @@ class RedeliveryQueue:
     def append_sets(self, sets: list[SpanSet]) -> None:
         """Append the messages of sets, in the order of their sequences.
 
-        The order includes the sets of earlier calls that are still last in the queue, unless one
-        of their messages was first.
+        The order includes the sets of earlier calls that are still last in the queue, unless one of
+        their messages was already the first of the queue.
         """
         last = self._entries[-1] if self._entries else None
         if isinstance(last, _MergedSpans) and not last.is_started:
@@ -339,7 +339,7 @@ def _continues(source: _Source, span: Span) -> bool:
     """Return True if the first range of a source differs from `span` only in its sequences."""
     if not isinstance(source, _RangeSource) or source.attempts != span.attempts:
         return False
-    return span.give_up_reason is None and not span.backoff_tick
+    return not span.backoff_tick
 
 
 def _join_ranges(sources: list[_Source]) -> list[Span]:

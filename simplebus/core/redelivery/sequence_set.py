@@ -252,8 +252,8 @@ class SequenceSet:
         return removed
 
     def _split(self, other: SequenceSet) -> tuple[SequenceSet, SequenceSet]:
-        """Return the sets of the sequences that are in `other`, and of those that are not. Both
-        sets have some.
+        """Return the sets of the sequences that are in `other`, and of those that are not. Neither
+        this set nor `other` may be empty.
         """
         bounds = np.array(self._firsts + self._lasts + other._firsts + other._lasts)
         sizes = [len(self._firsts)] * 2 + [len(other._firsts)] * 2
@@ -329,7 +329,9 @@ class SequenceSet:
 
 
 def find_part_end(sets: list[SequenceSet], first: int, last: int, range_count: int) -> int:
-    """Return the end of the front of first..last-1 that has at most about `range_count` ranges."""
+    """Return where to end a part of first..last-1 that begins at `first`, so that it overlaps about
+    `range_count` ranges of all sets together, but at least one of each; `last` if there are fewer.
+    """
     count_of_each = max(1, range_count // max(1, len(sets)))
     ends = [sequences.find_range_after(first, count_of_each) for sequences in sets]
     return min([last, *(end for end in ends if end is not None)])

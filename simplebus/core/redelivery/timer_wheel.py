@@ -29,7 +29,7 @@ class Span:
     attempts: int
     """Number of deliveries so far, by this position or its predecessors; 0 if never sent."""
     give_up_reason: Reason | None = None
-    """Reason for not sending the messages again; None if they are to be sent."""
+    """Reason for giving the messages up; None if they are to be sent."""
     backoff_tick: int = 0
     """Tick at which the backoff of the messages ends, if they are delayed until a time because of
     it; else 0.

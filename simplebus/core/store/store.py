@@ -37,7 +37,6 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
     CLASSES_PER_TURN,
-    DEAD_LETTER_BATCHES_AT_END,
     DELIMITER_BYTES,
     EXPIRY_SCAN_INITIAL_MESSAGES,
     EXPIRY_SCAN_MESSAGES_MAX,
@@ -620,7 +619,7 @@ class Store:
             cls, _ = self.publish_queue.classes_to_retry.popitem()
             self.publish_queue.retry(cls)
         if self.position_changes.given_up:
-            self.append_dead_letters_of(next(iter(self.position_changes.given_up)))
+            self._append_some_given_up()
 
     # Full ----------------------------------------------------------------------------------------
 
@@ -749,32 +748,39 @@ class Store:
         Returns:
             True if there are more of them, and space.
         """
-        given_up = self.position_changes.given_up
-        if position not in given_up:
-            return False
-        del given_up[position]
+        waiting = self.position_changes.given_up.get(position.class_id, {})
         cls = self.classes.get(position.class_id)
-        if cls is None or position not in cls.positions:
+        if position not in waiting:
             return False
-        if self._append_next_dead_letters(cls, position):
-            given_up[position] = None  # The other positions are next.
-            return True
-        return False
+        has_more = False
+        if cls is not None and position in cls.positions:
+            has_more = self._append_next_dead_letters(cls, position)
+        waiting.pop(position, None)
+        if has_more:
+            waiting[position] = None  # The other positions of the class are next.
+        if not waiting:
+            self.position_changes.given_up.pop(position.class_id, None)
+        return has_more
 
     def append_last_dead_letters(self, position: Position) -> None:
-        """Append the dead letters of a position that ends, or loses its session, if these are few.
-
-        The others are delivered to the next subscription.
+        """Append the dead letters of a position that ends or loses its session, which they name, as
+        far as there is space.
         """
-        for _ in range(DEAD_LETTER_BATCHES_AT_END):
-            if not self.append_dead_letters_of(position):
-                break
+        while self.append_dead_letters_of(position):
+            pass
 
     def _append_given_up(self) -> None:
         """Append all dead letters for which there is space."""
+        while self.position_changes.given_up:
+            self._append_some_given_up()
+
+    def _append_some_given_up(self) -> None:
+        """Append some dead letters of one position. Afterwards another class is next."""
         given_up = self.position_changes.given_up
-        while given_up:
-            self.append_dead_letters_of(next(iter(given_up)))
+        class_id, waiting = next(iter(given_up.items()))
+        del given_up[class_id]
+        given_up[class_id] = waiting
+        self.append_dead_letters_of(next(iter(waiting)))
 
     def _append_next_dead_letters(self, cls: MessageClass, position: Position) -> bool:
         """Append a batch of the pending dead letters of a position. Returns as
@@ -791,16 +797,16 @@ class Store:
             position.mark_dead_lettered(ranges)
             return bool(position.unacked.pending_dead_letters)
         position.mark_dead_lettered(selection.ranges_before(ranges, refused_from))
-        given_up = self.position_changes.given_up
-        for other in [each for each in given_up if each.class_id == cls.class_id]:
-            del given_up[other]  # There is no space for the others either.
-            self.defer_dead_letters(cls, other)
+        waiting = self.position_changes.given_up[cls.class_id]
+        self.positions_with_pending_dead_letters[cls].update(waiting)  # Nor for the others.
+        waiting.clear()
         return False
 
     def _retry_dead_letters(self) -> None:
         """Retry dead letters that found no space before."""
-        for positions in self.positions_with_pending_dead_letters.values():
-            self.position_changes.given_up.update(positions)
+        given_up = self.position_changes.given_up
+        for cls, positions in self.positions_with_pending_dead_letters.items():
+            given_up.setdefault(cls.class_id, {}).update(positions)
         self.positions_with_pending_dead_letters.clear()
         if not self._has_limited_turns:
             self._append_given_up()
@@ -816,8 +822,8 @@ class Store:
             self.publish_queue.retry(cls)
 
     def apply_position_changes(self) -> list[Position]:
-        """Append dead letters, unless turns are limited, and trim changed classes, until a
-        position exceeds its limit.
+        """Append dead letters, unless turns are limited (then `continue_deferred_work` does), and
+        trim changed classes, until a position exceeds its limit.
 
         Returns:
             Positions that the caller must end before it calls again: their consumers are too slow.

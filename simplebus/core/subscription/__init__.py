@@ -8,7 +8,7 @@ Modules in reading order:
     copied_frames           frames that are copied to be sent with one write
     channel_filter          channels of a class and the filters of its subscriptions
     backlog                 number of messages ahead of a cursor that match a filter
-    pending_dead_letters    messages given up that wait for space in the dead letters
+    pending_dead_letters    messages given up whose dead letters are not stored yet
     delayed_wakeups         wakeups of positions at a time
 
 Imports `redelivery`, `ring`, `protocol`, `channel`, `users` and the leaf modules of `core`.

@@ -1,4 +1,6 @@
-"""Messages that a position gave up and that wait for space in the dead letters.
+"""Messages that a position gave up and whose dead letters are not stored yet.
+
+The store appends dead letters in later turns, when there is space.
 
 They are not sent any more but stay stored until they are dead-lettered or acknowledged after all.
 They are kept as ranges, so memory depends on the number of ranges, not of messages.

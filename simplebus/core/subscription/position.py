@@ -76,8 +76,10 @@ class PositionChanges:
         self._has_journal = has_journal
         self.class_ids: dict[int, None] = {}
         """Classes with changes, for example a floor that moved without an ack."""
-        self.given_up: dict[Position, None] = {}
-        """Positions that gave up messages, which are to be dead-lettered."""
+        self.given_up: dict[int, dict[Position, None]] = {}
+        """Positions that gave up messages, which are to be dead-lettered, by class. No value is
+        empty.
+        """
         self.progressed: dict[Position, None] = {}
         """Positions whose progress is not in the commit log yet."""
 
@@ -92,7 +94,8 @@ class PositionChanges:
 
     def record_given_up(self, position: Position) -> None:
         """Record that a position has new pending dead letters."""
-        self.class_ids[position.class_id] = self.given_up[position] = None
+        self.class_ids[position.class_id] = None
+        self.given_up.setdefault(position.class_id, {})[position] = None
 
 
 class ClassDeliveries:
@@ -411,9 +414,8 @@ class Position:
                 del ranges[REDELIVERY_PIECES:]
             self.scanned_count += max(0, last - first)
             deliveries_max = self.delivery_policy.deliveries_max
-            if span.give_up_reason or (deliveries_max and span.attempts >= deliveries_max):
-                reason = span.give_up_reason or Reason.MAX_DELIVERIES
-                last = self._give_up_leading(ranges, last, span.attempts, reason)
+            if deliveries_max and span.attempts >= deliveries_max:
+                last = self._give_up_leading(ranges, last, span.attempts)
                 ranges = []
             else:
                 ranges = selection.limit_ranges(ranges, max_count)
@@ -988,26 +990,20 @@ class Position:
         self.terminate_spans(spans, error)
 
     def terminate_spans(self, spans: list[Span], error: str) -> None:
-        """Give up spans that are not in flight any more: some now, the rest in later turns."""
-        remaining, later = DEAD_LETTER_BATCH_MESSAGES, list[Span]()
+        """Give up spans that are not in flight any more."""
+        ranges_by_attempts: dict[int, Ranges] = {}
         for span in spans:
             self._failure_reasons.record(self, span.first, span.last, error)
-            if remaining > 0:
-                first = max(span.first, self.window.floor)
-                last = min(span.last, first + 2 * REDELIVERY_PIECES)
-                ranges = self.unacked.unsettled_ranges(first, last)
-                remaining -= selection.count_sequences(ranges)
-                span.first = self._give_up_leading(ranges, last, span.attempts, Reason.TERMINATED)
-            if span.first < span.last:
-                later.append(Span(span.first, span.last, span.attempts, Reason.TERMINATED))
-        if later:
-            self.unacked.requeue(later)
-            self.unacked.mark_sent_spans_waiting(later)
+            ranges = ranges_by_attempts.setdefault(span.attempts, [])
+            ranges += self.unacked.unsettled_ranges(span.first, span.last)
+        for attempts, ranges in ranges_by_attempts.items():
+            self._give_up_ranges(sorted(ranges), Reason.TERMINATED, attempts)
 
-    def _give_up_leading(
-        self, ranges: Ranges, end_sequence: int, attempts: int, reason: Reason
-    ) -> int:
-        """Give up the front of `ranges`, of limited size. Returns the end of the given-up part."""
+    def _give_up_leading(self, ranges: Ranges, end_sequence: int, attempts: int) -> int:
+        """Give up the front of `ranges`, of limited size, which had all their deliveries.
+
+        Returns the end of the given-up part.
+        """
         leading = selection.limit_ranges(ranges, DEAD_LETTER_BATCH_MESSAGES)
         if leading:
             first, end = leading[0][0], leading[-1][1]
@@ -1018,7 +1014,7 @@ class Position:
                 if selection.count_sequences(leading) < selection.count_sequences(ranges)
                 else end_sequence
             )
-        self._give_up_ranges(leading, reason, attempts)
+        self._give_up_ranges(leading, Reason.MAX_DELIVERIES, attempts)
         return end_sequence
 
     def _give_up_ranges(self, ranges: Ranges, reason: Reason, attempts: int) -> None:
@@ -1028,7 +1024,7 @@ class Position:
         self.scanned_count += self._scan_limit
         self.count_undelivered(reason, selection.count_sequences(ranges))
         self._advance_cursor(max(self.window.cursor, ranges[-1][1]))
-        if not self.unacked.pending_dead_letters:  # Otherwise the earlier ones wait for space.
+        if not self.unacked.pending_dead_letters:  # Otherwise the store knows the position already.
             self._changes.record_given_up(self)
         self.unacked.add_pending_dead_letters(ranges, reason, attempts)
 

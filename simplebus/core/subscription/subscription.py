@@ -71,8 +71,13 @@ class BrokerSubscription:
             first, last, attempt, include_waiting=include_waiting
         )
 
+    @property
+    def has_other_members(self) -> bool:
+        """True if other subscriptions share its position: never, as it has no group."""
+        return False
+
     def find_part_end(self, first: int, last: int, attempt: int) -> int:
-        """Return the end of the front of first..last-1 that can be rejected in one turn."""
+        """Return the end of the front of first..last-1 that one turn can process."""
         return self.position.unacked.find_part_end(first, last, attempt)
 
     def nack(

@@ -194,7 +194,7 @@ class UnackedMessages:
         return is_in_flight or (include_waiting and bool(self._find_waiting(first, last, attempt)))
 
     def find_part_end(self, first: int, last: int, attempt: int) -> int:
-        """Return the end of the front of first..last-1 that can be rejected in one turn.
+        """Return the end of the front of first..last-1 that one turn can process.
 
         `attempt` as for `has_in_flight`.
         """
@@ -838,15 +838,8 @@ class UnackedMessages:
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""
         window = self._window
-        spans, given_up = list(self.iter_spans()), SequenceSet()
-        for span in spans:
-            if span.give_up_reason:
-                given_up.add(span.first, span.last)
         unsettled = self.unsettled_ranges(window.floor, window.cursor)
-        remaining = [
-            part for first, last in unsettled for part in given_up.missing_ranges(first, last)
-        ]
-        check_covered_once((span for span in spans if not span.give_up_reason), remaining)
+        check_covered_once(self.iter_spans(), unsettled)
         self.pending_dead_letters.check_invariants()
         for span in self.pending_dead_letters:
             assert window.unacked_ranges(span.first, span.last) == [(span.first, span.last)]
