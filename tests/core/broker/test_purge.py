@@ -6,7 +6,7 @@ from itertools import islice
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason
@@ -322,6 +322,9 @@ CONTENTS = {
 
 
 @settings(max_examples=120)
+@example(
+    [("subscribe", {"group": "g", "max_in_flight": 2}), ("publish", ["a"]), ("purge", 0, 1)], []
+)
 @given(steps, st.none() | st.lists(st.tuples(st.integers(0, 3), wishes), max_size=3))
 def test_exactly_the_purged_messages_are_not_delivered(
     actions: list[tuple],  # type: ignore[type-arg]
