@@ -905,9 +905,12 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
             for s in range(span.first, span.last)
             if s in self._partitions
         ]
-        assert sorted({*assigned, *self._unassigned_sequences}) == sorted(self._partitions), (
-            "the messages in partitions are not the assigned and unassigned ones"
+        left_out = set(self._partitions) - {*assigned, *self._unassigned_sequences}
+        assert not left_out or self.position.unacked.is_discarding, (
+            f"messages in partitions are neither assigned nor unassigned: {left_out}"
         )
+        assert all(sequence in self._partitions for sequence in assigned)
+        assert all(sequence in self._partitions for sequence in self._unassigned_sequences)
         assert not set(assigned) & set(self._unassigned_sequences)
         assert all(self._partitions.is_at_front(sequence) for sequence in assigned), (
             "two messages of one partition are assigned"

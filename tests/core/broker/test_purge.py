@@ -325,6 +325,9 @@ CONTENTS = {
 @example(
     [("subscribe", {"group": "g", "max_in_flight": 2}), ("publish", ["a"]), ("purge", 0, 1)], []
 )
+@example(
+    [("publish", ["a"]), ("subscribe", {"group": "k", "by_key": True}), ("purge", 0, 1)], [(0, {})]
+)
 @given(steps, st.none() | st.lists(st.tuples(st.integers(0, 3), wishes), max_size=3))
 def test_exactly_the_purged_messages_are_not_delivered(
     actions: list[tuple],  # type: ignore[type-arg]
