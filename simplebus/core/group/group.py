@@ -53,7 +53,7 @@ MESSAGES_PER_TURN_MAX = 64
 FIRST_SCAN_MAX = 512
 
 # Assignments to members before the group continues in a later turn: each takes 20 microseconds.
-ASSIGNMENTS_PER_TURN_MAX = 64
+ASSIGNMENTS_PER_TURN_MAX = 48
 
 # The bytes of this many ranges or more are measured with arrays, unless the ranges are long.
 _ARRAY_RANGES_MIN = 16
