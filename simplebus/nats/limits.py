@@ -128,7 +128,7 @@ SUBSCRIPTION_MEMORY_DIVISOR = 4
 # Memory that each client may use while there is space.
 CLIENT_SUBSCRIPTION_MEMORY_MIN_BYTES = 64 * 1024
 # Cost of an ack, of a message stored in a class with others, and of a message stored singly.
-ACK_COST_BYTES = 16 * 1024
+ACK_COST_BYTES = 32 * 1024
 BATCHED_STORE_COST_BYTES = 1024
 SINGLE_STORE_COST_BYTES = 4 * 1024
 # Cost of a byte of headers of a message that is converted to or from an envelope.
