@@ -68,13 +68,13 @@ EXPENSIVE_EVENTS_MAX = 16
 # of each is increased by SLOW_REQUEST_BYTES, because even a short request may take a millisecond.
 SLOW_REQUESTS_BYTES_MAX = 8 * 1024
 SLOW_REQUEST_BYTES = 4096
-# The increase for a Nack or Working, which takes about 40 microseconds.
+# The increase for a Nack or Working, which takes about 40 microseconds, or 100 with a dead letter.
 SLOW_ACK_BYTES = 400
-# The increase for each of its messages. A Nack or Working for more than LONG_NACK_MESSAGES is
-# processed in parts of about LONG_NACK_MESSAGES ranges, and if it gives messages up, of
-# TERMINATED_PER_TURN messages.
-SLOW_ACK_BYTES_PER_MESSAGE = 16
-LONG_NACK_MESSAGES = 256
+# The increase for each message of the Nack or Working, which may become a dead letter.
+SLOW_ACK_BYTES_PER_MESSAGE = 64
+# A Nack or Working for more than LONG_NACK_MESSAGES messages is processed in parts of about that
+# many ranges; a terminate also of at most TERMINATED_PER_TURN messages.
+LONG_NACK_MESSAGES = 64
 TERMINATED_PER_TURN = 1024
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
 MIXED_ENVELOPES_PER_TURN = 384
@@ -105,8 +105,7 @@ TYPE_CHANGES_PER_TURN = 128
 # are ticked in one turn.
 TICKED_SESSIONS_PER_TURN = 64
 TICKED_CLASSES_PER_TURN = 128
-# Classes of a Connect that are created in one turn of the event loop. A Connect that is shorter
-# than LONG_CONNECT_BYTES cannot name more of them.
+# Classes of a Connect that are created in one turn of the event loop.
 CREATED_CLASSES_PER_TURN = 24
 # Positions of a class that are notified of new messages, or that drop old ones, in one turn.
 POSITIONS_PER_TURN = 128
@@ -140,7 +139,6 @@ CLOSED_SESSIONS_PER_TURN = 64
 CHANGED_SESSIONS_PER_TURN = 128
 # Connections of publishers that a shutdown examines, and may disconnect, in one turn.
 STOPPED_CONNECTIONS_PER_TURN = 64
-LONG_CONNECT_BYTES = 2 * CREATED_CLASSES_PER_TURN
 EXPENSIVE_EVENTS_READ_BYTES = 1024
 # If the frames of a longer read need many turns, the first turn does not process any of them.
 CUT_READ_BYTES_MAX = 256 * 1024
@@ -263,8 +261,10 @@ SCAN_COST_OF_COPY = 16
 SCAN_COST_OF_DELAY = 64
 # A redelivered range of a window with gaps counts as this many scanned messages.
 SCAN_COST_OF_PIECE = 128
-# Spans that are searched for one message.
-SCAN_SPANS_MAX = 1024
+# Spans that are searched for the attempts of messages that wait for redelivery.
+WAITING_SEARCH_SPANS_MAX = 128
+# Spans that are searched for a message that a client settles after it has left the position.
+RELEASED_SEARCH_SPANS_MAX = 4096
 # Ranges of messages whose attempts and delays a subscription without a durable passes on to one of
 # another kind, at the cost of microseconds each.
 HANDOVER_RANGES_MAX = 1024

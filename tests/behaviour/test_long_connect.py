@@ -12,15 +12,18 @@ from hypothesis import strategies as st
 from simplebus.core.broker import broker as broker_module
 from simplebus.core.broker import subscription_manager
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import CREATED_CLASSES_PER_TURN, DECLARED_CLASSES_ENDED_PER_TURN
+from simplebus.core.limits import (
+    CREATED_CLASSES_PER_TURN,
+    DECLARED_CLASSES_ENDED_PER_TURN,
+    SUBSCRIPTIONS_ENDED_PER_TURN,
+)
 from simplebus.core.message_class import class_registry, subject_bindings
 from simplebus.core.message_class.class_ids import preferred_id
-from simplebus.core.session import turn_budget
 from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.users import User, Users
 from tests.behaviour import wire_peer
-from tests.behaviour.wire_peer import BrokerHarness, WirePeer
+from tests.behaviour.wire_peer import BrokerHarness, WirePeer, disconnect, run_all_turns, run_turn
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     connect_request,
@@ -38,33 +41,6 @@ def open_peer(bus: BrokerHarness, *, address: str = "") -> Version2Peer:
     peer = Version2Peer(bus, bus.broker.open_session(address=address))
     peer.session.allow_split_reads()
     return peer
-
-
-def run_turn(peer: WirePeer) -> bool:
-    """Process the next part of the received bytes. Returns False if all are processed."""
-    broker, session = peer.bus.broker, peer.session
-    if session.is_request_pending:
-        broker.continue_request(session)
-    elif session.unprocessed:
-        broker.receive(session, peer.bus.buffer, session.refill(peer.bus.buffer))
-    else:
-        return False
-    peer.bus.check_invariants()
-    return True
-
-
-def run_all_turns(peer: WirePeer) -> None:
-    while run_turn(peer):
-        pass
-
-
-def disconnect(peer: WirePeer) -> None:
-    """Close the connection as a server does."""
-    while peer.session.is_request_pending:
-        peer.bus.broker.continue_request(peer.session)
-    while peer.bus.broker.end_some_subscriptions(peer.session):
-        pass
-    peer.disconnect()
 
 
 def test_each_turn_creates_few_classes_and_nothing_behind_is_processed() -> None:
@@ -188,6 +164,62 @@ def test_publisher_name_that_is_taken_over_meanwhile_belongs_to_the_new_session(
     assert sum(cls.session_count for cls in bus.broker.classes.values()) == 1
     newer.send(publish(1, 0, b"message"))
     assert bus.statistics(1).ring.message_count == 1
+
+
+def test_session_that_is_taken_over_ends_its_subscriptions_in_several_turns() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    count = 3 * SUBSCRIPTIONS_ENDED_PER_TURN
+    durables = [subscribe(1, n, durable=f"d{n}") for n in range(1, count + 1)]
+    peer = connect_version2(bus, *durables, publish(1, 0, b"message"), name="p", instance="i")
+    newer = open_peer(bus)
+    newer.send(connect_request(name="p", instance="i") + b"".join(durables) + publish(1, 1, b"x"))
+    [(closing, error)] = bus.broker.end_turn().close
+    assert (closing, error.reason) == (peer.session, Reason.TAKEN_OVER)
+    subscription_counts = [len(peer.session.subscriptions)]
+    while newer.session.is_request_pending:
+        run_turn(newer)
+        subscription_counts.append(len(peer.session.subscriptions))
+    assert subscription_counts == [2 * count // 3, count // 3, 0]
+    assert peer.session.is_closed
+    run_all_turns(newer)
+    assert len(newer.session.subscriptions) == count
+    assert bus.statistics(1).published == 2
+
+
+def test_session_that_takes_over_while_another_one_does_gets_the_durables() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    count = 3 * SUBSCRIPTIONS_ENDED_PER_TURN
+    durables = [subscribe(1, n, durable=f"d{n}") for n in range(1, count + 1)]
+    first = connect_version2(bus, *durables, name="p", instance="i")
+    second, third = open_peer(bus), open_peer(bus)
+    second.send(connect_request(name="p", instance="i"))
+    assert second.session.is_request_pending
+    third.send(connect_request(name="p", instance="i") + b"".join(durables))
+    run_all_turns(third)
+    assert first.session.is_closed
+    assert second.session.is_closed
+    assert len(third.session.subscriptions) == count
+    assert {reply.kind for reply in third.receive_replies()} == {"connect", "subscribe"}
+
+
+@pytest.mark.parametrize("is_new_session_first", [True, False])
+def test_connect_succeeds_if_the_former_session_disconnects_meanwhile(
+    is_new_session_first: bool,
+) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    requests = [subscribe(1, n) for n in range(1, 2 * SUBSCRIPTIONS_ENDED_PER_TURN + 1)]
+    peer = connect_version2(bus, *requests, name="p", instance="i")
+    newer = open_peer(bus)
+    newer.send(connect_request(name="p", instance="i"))
+    if is_new_session_first:
+        run_all_turns(newer)
+    disconnect(peer)
+    run_all_turns(newer)
+    assert [reply.kind for reply in newer.receive_replies()] == ["connect"]
+    assert bus.broker.sessions == {newer.session.session_id: newer.session}
 
 
 def test_use_of_many_classes_ends_in_several_turns() -> None:
@@ -323,7 +355,6 @@ def tiny_turns(checked_count: int) -> Iterator[None]:
         patch.setattr(subscription_manager, "PERMISSION_CHECKS_PER_TURN", checked_count)
         patch.setattr(class_registry, "CREATED_CLASSES_PER_TURN", 1)
         patch.setattr(broker_module, "CREATED_CLASSES_PER_TURN", 1)
-        patch.setattr(turn_budget, "LONG_CONNECT_BYTES", 0)
         yield
 
 

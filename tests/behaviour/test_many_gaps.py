@@ -12,8 +12,7 @@ from simplebus.core.broker import acknowledge
 from simplebus.core.group import group as group_module
 from simplebus.core.limits import GROUP_IN_FLIGHT_MAX, LONG_NACK_MESSAGES, PLAIN_FRAMES_MAX
 from simplebus.core.subscription import unacked_messages
-from tests.behaviour.test_long_connect import run_turn
-from tests.behaviour.wire_peer import BrokerHarness
+from tests.behaviour.wire_peer import BrokerHarness, run_turn
 from tests.behaviour.wire_peer_v2 import (
     PURGE,
     Version2Peer,

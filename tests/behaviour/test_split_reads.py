@@ -46,7 +46,7 @@ from simplebus.core.store import store as store_module
 from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.users import User, Users
-from tests.behaviour.wire_peer import BrokerHarness, WirePeer, connect
+from tests.behaviour.wire_peer import BrokerHarness, WirePeer, connect, run_turn
 from tests.behaviour.wire_peer_v2 import (
     PURGE,
     Version2Peer,
@@ -71,19 +71,6 @@ PATTERN_COUNT = BINDINGS_MAX
 
 def patterns(number: int) -> list[str]:
     return [f"site.*.meter.{number}.{n}.*" for n in range(PATTERN_COUNT)]
-
-
-def run_turn(peer: WirePeer) -> bool:
-    """Process the next part of the received bytes. Returns False if all are processed."""
-    broker, session = peer.bus.broker, peer.session
-    if session.is_request_pending:
-        broker.continue_request(session)
-    elif session.unprocessed:
-        broker.receive(session, peer.bus.buffer, session.refill(peer.bus.buffer))
-    else:
-        return False
-    peer.bus.check_invariants()
-    return True
 
 
 def run_wakeups(bus: BrokerHarness) -> None:

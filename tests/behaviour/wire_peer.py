@@ -189,3 +189,30 @@ class WirePeer:
         messages = self.receive_messages()
         assert {message.class_id for message in messages} <= {class_id}
         return [message.message_id for message in messages]
+
+
+def run_turn(peer: WirePeer) -> bool:
+    """Process the next part of the received bytes. Returns False if all are processed."""
+    broker, session = peer.bus.broker, peer.session
+    if session.is_request_pending:
+        broker.continue_request(session)
+    elif session.unprocessed:
+        broker.receive(session, peer.bus.buffer, session.refill(peer.bus.buffer))
+    else:
+        return False
+    peer.bus.check_invariants()
+    return True
+
+
+def run_all_turns(peer: WirePeer) -> None:
+    while run_turn(peer):
+        pass
+
+
+def disconnect(peer: WirePeer) -> None:
+    """Close the connection as a server does."""
+    while peer.session.is_request_pending:
+        peer.bus.broker.continue_request(peer.session)
+    while peer.bus.broker.end_some_subscriptions(peer.session):
+        pass
+    peer.disconnect()

@@ -14,6 +14,7 @@ The outbox pulls frames from its subscriptions. They are not pushed into it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -480,7 +481,9 @@ class Broker:
         self._ready_session_ids.pop(session.session_id, None)
 
     def _release_producer(self, session: Session, decoder: Version2Decoder) -> None:
-        """Record which messages of a publisher are stored. It sends the others again."""
+        """Record which messages of a publisher are stored, once. It sends the others again."""
+        if not decoder.detach_producer():
+            return
         producer, producer_states = decoder.producer, self.subscription_manager.producer_states
         if producer.key:
             first_number = session.confirmed_number
@@ -576,14 +579,24 @@ class Broker:
             self.publisher_confirms.journal_failed(reason, detail)
         self.commit_log.write_error = reason, detail
 
-    def _end_taken_over_session(self, session: Session) -> None:
-        """Close a session whose publisher name the same program uses again."""
+    def _end_taken_over_session(self, session: Session) -> Iterator[None]:
+        """Close, in parts, a session whose program has connected again under the same name."""
         error = RemoteProtocolError(
             Reason.TAKEN_OVER, "this program has connected again under the same name"
         )
-        self.send_fatal_error(session, error)
+        decoder = session.version2
+        assert decoder is not None
+        while session.is_request_pending and not decoder.is_greeted:
+            with suppress(RemoteProtocolError):  # Its Connect may be ending a former session, too.
+                self.continue_request(session)
+            yield
         self._closing_sessions.append((session, error))
-        self.close_session(session)
+        self._release_producer(session, decoder)
+        while self.end_some_subscriptions(session):
+            yield
+        if not session.is_closed:  # The driver may have closed the session between parts.
+            self.send_fatal_error(session, error)
+            self.close_session(session)
 
     # Events --------------------------------------------------------------------------------------
 
@@ -663,7 +676,8 @@ class Broker:
                 return
             claim = checked.claim
             if claim is not None and claim.former_session_id is not None:
-                self._end_taken_over_session(self.sessions[claim.former_session_id])
+                former = self.sessions[claim.former_session_id]
+                yield from self._end_taken_over_session(former)
             yield from self.subscription_manager.connect_v2(session, greeting, checked)
         except RemoteProtocolError as error:
             if not decoder.is_greeted:

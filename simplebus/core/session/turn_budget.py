@@ -20,7 +20,6 @@ from simplebus.core.limits import (
     INTERLEAVED_ACKS_PER_TURN,
     INTERLEAVED_ACKS_PER_TURN_VERSION1,
     KEYS_PER_TURN,
-    LONG_CONNECT_BYTES,
     LONG_NACK_MESSAGES,
     MIXED_ENVELOPES_PER_TURN,
     PLAIN_FRAMES_MAX,
@@ -45,6 +44,9 @@ _SLOW_COSTS[[frames.NACK, frames.WORKING]] = SLOW_ACK_BYTES
 
 _LAST_VALUES = b'"last_values"'
 """Text in a Subscribe or Connect that may need several turns."""
+
+_TERMINATE = b" terminate"
+"""Text in a Nack whose messages become dead letters."""
 
 _MESSAGE_RANGE = re.compile(rb"(\d{1,19})-(\d{1,19})")
 """Beginning of the content of a Nack or Working."""
@@ -264,9 +266,9 @@ def _find_keys_end(batch: FrameBatch) -> int | None:
 def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
     """Return the end of the slow requests of one turn, or None if it may process all frames.
 
-    A long Connect, an Unsubscribe, a Nack or Working for many messages, and a request with the text
-    "last_values" may need several turns, so no frame after such a request is processed in this
-    turn.
+    A Connect, an Unsubscribe, a terminate, a Nack or Working for many messages, and a Subscribe
+    with the text "last_values" may need several turns, so no frame after such a request is
+    processed in this turn.
     """
     costs = _SLOW_COSTS[types]
     slow = np.flatnonzero(costs)
@@ -275,17 +277,16 @@ def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
     lengths = batch.lengths[slow]
     costs = lengths + costs[slow]
     count = _count_affordable(costs)
-    is_long = (types[slow] == frames.CONNECT) & (lengths > LONG_CONNECT_BYTES)
-    is_long |= types[slow] == frames.UNSUBSCRIBE
+    is_long = (types[slow] == frames.CONNECT) | (types[slow] == frames.UNSUBSCRIBE)
     for index in np.flatnonzero(~is_long[:count]).tolist():
         frame_type = types[slow[index]]
         frame = batch.data[batch.bounds[slow[index]] : batch.ends[slow[index]]].tobytes()
-        if frame_type in (frames.CONNECT, frames.SUBSCRIBE):
+        if frame_type == frames.SUBSCRIBE:
             is_long[index] = _LAST_VALUES in frame
         elif frame_type in (frames.NACK, frames.WORKING):
             message_count = _count_rejected(frame)
             costs[index] += min(message_count, LONG_NACK_MESSAGES) * SLOW_ACK_BYTES_PER_MESSAGE
-            is_long[index] = message_count > LONG_NACK_MESSAGES
+            is_long[index] = message_count > LONG_NACK_MESSAGES or _TERMINATE in frame
     count = _count_affordable(costs)
     if is_long[:count].any():
         return int(slow[is_long.argmax()]) + 1

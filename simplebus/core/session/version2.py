@@ -73,6 +73,7 @@ class Version2Decoder(Version1Decoder):
         """True if the first Connect was handled."""
         self.producer = ProducerState()
         """State of the publisher whose messages are decoded."""
+        self._is_producer_attached = True
         self.next_number = 0
         """Number that the next message must carry; if numbers may be skipped, its lower bound."""
         self.can_skip_numbers = False
@@ -94,6 +95,16 @@ class Version2Decoder(Version1Decoder):
         self.can_skip_numbers = can_skip_numbers
         self.next_number = producer.next_number
         self.is_greeted = True
+
+    def detach_producer(self) -> bool:
+        """Record that this session no longer changes the state of the publisher, which a newer
+        session may use.
+
+        Returns:
+            False if that was recorded before.
+        """
+        was_attached, self._is_producer_attached = self._is_producer_attached, False
+        return was_attached
 
     def record_handled(self, count: int) -> None:
         """Count messages of a batch that were stored, parked or refused."""
