@@ -8,12 +8,14 @@ import pytest
 
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DEAD_LETTER_BATCH_MESSAGES
+from simplebus.core.protocol.envelope import decode
+from simplebus.core.protocol.frames import FETCH
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from tests.behaviour.test_long_connect import disconnect, run_all_turns
-from tests.behaviour.wire_peer import BrokerHarness, numbered
+from tests.behaviour.wire_peer import BrokerHarness, disconnect, numbered, run_all_turns, run_turn
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     connect_version2,
+    json_request,
     nack,
     publish,
     subscribe,
@@ -36,6 +38,14 @@ def start_with_messages(
     peer.send(publish(1, 0, *numbered(COUNT)))
     assert len(peer.receive_message_ids()) == COUNT
     return bus, peer
+
+
+def give_up_all(*peers: Version2Peer) -> None:
+    """Terminate all messages of the peers without a request, so that no turn appends all dead
+    letters.
+    """
+    for peer in peers:
+        peer.session.subscriptions[5].terminate(0, COUNT, attempt=0, error="")
 
 
 def terminate_each(*messages: int) -> bytes:
@@ -64,9 +74,23 @@ def continue_work(bus: BrokerHarness) -> list[int]:
     return [after - before for before, after in pairwise(counts)]
 
 
+@pytest.mark.parametrize("is_one_by_one", [True, False])
+def test_dead_letters_of_terminated_messages_precede_the_next_request(is_one_by_one: bool) -> None:
+    bus, peer = start_with_messages()
+    peer.session.allow_split_reads()
+    terminate = terminate_each(*range(COUNT)) if is_one_by_one else nack(5, 0, COUNT, "terminate")
+    peer.send(terminate + json_request(FETCH, DEAD_1, 1, count=COUNT))
+    counts = [count_dead_letters(bus)]
+    while run_turn(peer):
+        counts.append(count_dead_letters(bus))
+    assert max(after - before for before, after in pairwise(counts)) <= DEAD_LETTER_BATCH_MESSAGES
+    letters, _ = peer.receive_all()
+    assert [decode(m.content)[1] for m in letters] == numbered(COUNT)
+
+
 def test_each_turn_appends_few_dead_letters() -> None:
     bus, peer = start_with_messages()
-    peer.send(terminate_each(*range(COUNT)))
+    give_up_all(peer)
     assert count_dead_letters(bus) == 0
     assert bus.statistics(1).dropped == {Reason.TERMINATED: COUNT}
     assert sum(appended := continue_work(bus)) == COUNT
@@ -79,14 +103,13 @@ def test_positions_take_turns() -> None:
     bus, peer = start_with_messages()
     other = connect_version2(bus, subscribe(1, 5, start="earliest", max_in_flight=COUNT))
     assert len(other.receive_message_ids()) == COUNT
-    peer.send(terminate_each(*range(COUNT)))
-    other.send(terminate_each(0))
+    give_up_all(peer, other)
     for _ in range(2):
         bus.broker.store.continue_deferred_work()
-    sessions = [dead_headers(letter, "session") for letter, _ in fetch_dead_letters(bus)]
-    assert sessions[-1] == str(other.session.session_id)
+    sessions = {dead_headers(letter, "session") for letter, _ in fetch_dead_letters(bus)}
+    assert sessions == {str(peer.session.session_id), str(other.session.session_id)}
     continue_work(bus)
-    assert count_dead_letters(bus) == COUNT + 1
+    assert count_dead_letters(bus) == 2 * COUNT
 
 
 def test_dead_letters_without_space_wait_for_a_tick() -> None:
@@ -96,7 +119,6 @@ def test_dead_letters_without_space_wait_for_a_tick() -> None:
     assert len(other.receive_message_ids()) == COUNT
     for each in (peer, other):
         each.send(terminate_each(*range(COUNT)))
-    continue_work(bus)
     assert count_dead_letters(bus) == COUNT // 2
     bus.tick()
     assert sum(continue_work(bus)) == 0
@@ -111,15 +133,13 @@ def test_dead_letters_without_space_wait_for_a_tick() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"durable": "d"}, {"group": "g"}])
 @pytest.mark.parametrize("is_session_closed", [True, False])
-@pytest.mark.parametrize("is_one_by_one", [True, False])
 def test_dead_letters_are_appended_before_the_subscription_ends(
-    options: dict[str, str], is_session_closed: bool, is_one_by_one: bool
+    options: dict[str, str], is_session_closed: bool
 ) -> None:
     bus, peer = start_with_messages(**options)
     connect_version2(bus, subscribe(1, 1, start="new"))  # The class keeps a subscription.
     session_id = str(peer.session.session_id)
-    terminate = terminate_each(*range(COUNT)) if is_one_by_one else nack(5, 0, COUNT, "terminate")
-    peer.send(terminate)
+    give_up_all(peer)
     if is_session_closed:
         disconnect(peer)
     else:

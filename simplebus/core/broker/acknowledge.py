@@ -27,6 +27,7 @@ from simplebus.core.protocol.events import (
 from simplebus.core.redelivery.ack_window import AckWindow, nearest_sequence
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
+from simplebus.core.subscription.subscription import BrokerSubscription
 
 
 class AckHandler:
@@ -126,19 +127,42 @@ class AckHandler:
     def handle_nack_or_working(
         self, session: Session, event: NackReceived | WorkingReceived | TerminateReceived
     ) -> Iterator[None]:
-        """Apply a Nack, Terminate or Working. If it names more than LONG_NACK_MESSAGES messages, it
-        is applied in parts of about as many ranges in flight.
-        """
-        subscription = session.subscriptions.get(event.subscription_number)
+        """Apply a Nack, Terminate or Working in parts, and append the dead letters that result."""
+        number, attempt = event.subscription_number, event.attempt
+        subscription = session.subscriptions.get(number)
         if subscription is None:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
             return
-        tick, attempt = self._store.clock.tick, event.attempt
         first, last = self._to_sequences(subscription.window, event.first, event.last)
         is_end = isinstance(event, TerminateReceived)
         if not subscription.has_in_flight(first, last, attempt, include_waiting=is_end):
             self._count_late_ack(subscription.window, first, last)
             return
+        can_wait = session.can_split_reads
+        for _ in self._apply_in_parts(subscription, event, first, last, can_wait=can_wait):
+            yield
+            if session.subscriptions.get(number) is not subscription:
+                return
+        subscription.resume_delivery()
+
+    def _apply_in_parts(
+        self,
+        subscription: BrokerSubscription | GroupMember,
+        event: NackReceived | WorkingReceived | TerminateReceived,
+        first: int,
+        last: int,
+        *,
+        can_wait: bool,
+    ) -> Iterator[None]:
+        """Apply a Nack, Terminate or Working to first..last-1, with a step between two parts.
+
+        If these are more than LONG_NACK_MESSAGES messages, a part has about LONG_NACK_MESSAGES
+        ranges in flight.
+
+        Args:
+            can_wait: True if the session waits for dead letters that precede its own.
+        """
+        tick, attempt, position = self._store.clock.tick, event.attempt, subscription.position
         while True:
             is_short = last - first <= LONG_NACK_MESSAGES
             end = last if is_short else subscription.find_part_end(first, last, attempt)
@@ -147,16 +171,17 @@ class AckHandler:
                     subscription.nack(first, end, delay, tick, attempt=attempt, error=error)
                 case TerminateReceived(error=error):
                     end = min(end, first + TERMINATED_PER_TURN)
+                    must_append = can_wait or not position.unacked.pending_dead_letters
                     subscription.terminate(first, end, attempt=attempt, error=error)
+                    # A following Fetch must return the dead letters.
+                    while must_append and self._store.append_dead_letters_of(position):
+                        yield
                 case WorkingReceived():
                     subscription.extend_ack_timeout(first, end, tick, attempt)
             first = end
             if first >= last:
-                break
-            yield
-            if session.subscriptions.get(event.subscription_number) is not subscription:
                 return
-        subscription.resume_delivery()
+            yield
 
     def _count_late_ack(self, window: AckWindow, first: int, last: int) -> None:
         """Count an acknowledgement of unacked messages that are not in flight to its sender.

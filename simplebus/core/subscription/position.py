@@ -983,11 +983,23 @@ class Position:
             error: Reason given by the consumer, kept for the dead letters.
         """
         spans = self.unacked.remove_in_flight(first, last, attempt)
-        if self.has_consumer:
-            spans += self.unacked.pop_waiting(first, last, attempt)
-        else:
-            spans += self.unacked.find_sent_spans(first, last)
+        spans += self.unacked.pop_waiting(first, last, attempt)
         self.terminate_spans(spans, error)
+
+    def terminate_released(self, sequence: int, error: str) -> bool:
+        """Give up a message that a former consumer received. The position must have no consumer.
+
+        Args:
+            sequence: The message; a message that was never sent is ignored.
+            error: Reason given by the consumer, kept for the dead letter.
+
+        Returns:
+            False if the position has too many spans to search for the message.
+        """
+        spans = self.unacked.remove_in_flight(sequence, sequence + 1, 0)
+        found = spans or self.unacked.find_sent_message(sequence)
+        self.terminate_spans(found or [], error)
+        return found is not None
 
     def terminate_spans(self, spans: list[Span], error: str) -> None:
         """Give up spans that are not in flight any more."""

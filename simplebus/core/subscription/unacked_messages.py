@@ -32,9 +32,10 @@ from simplebus.core.limits import (
     PLAIN_FRAMES_MAX,
     RECLAIMED_MEMBERS_PER_TURN,
     RECLAIMED_RANGES_PER_TURN,
+    RELEASED_SEARCH_SPANS_MAX,
     SCAN_COST_OF_DELAY,
     SCAN_MESSAGES_MAX,
-    SCAN_SPANS_MAX,
+    WAITING_SEARCH_SPANS_MAX,
 )
 from simplebus.core.protocol.frames import Integers
 from simplebus.core.redelivery.ack_window import AckWindow
@@ -385,6 +386,20 @@ class UnackedMessages:
             self.pending_dead_letters.remove(begin, end)
             self._window.ack_range(begin, end)
 
+    def ack_released(self, sequence: int) -> bool:
+        """Acknowledge a message that a former consumer received.
+
+        Returns:
+            False if there are too many spans to search for the message.
+        """
+        if not self._is_shared:
+            self.ack(sequence, sequence + 1)
+            return True
+        found = self.find_sent_message(sequence)
+        if found and self._window.unacked_ranges(sequence, sequence + 1):
+            self.mark_done(sequence, sequence + 1)
+        return found is not None
+
     def ack_ranges(self, firsts: Integers, lasts: Integers) -> None:
         """Acknowledge the messages of many ranges that were sent."""
         window = self._window
@@ -436,13 +451,19 @@ class UnackedMessages:
             self._remove_resend(begin, end)
         return [Span(*bounds, count) for bounds, count in zip(found, attempts, strict=True)]
 
-    def find_sent_spans(self, first: int, last: int) -> list[Span]:
-        """Return the parts of first..last-1 that were sent, by a search through all spans."""
-        return [
-            Span(max(first, span.first), min(last, span.last), span.attempts)
-            for span in self.iter_spans()
-            if span.first < last and first < span.last and not _is_unsent(span)
-        ]
+    def find_sent_message(self, sequence: int) -> list[Span] | None:
+        """Find a message that was sent, by a search through the spans.
+
+        Returns:
+            The span of the message; empty if the message was not sent; None if the search ended at
+            RELEASED_SEARCH_SPANS_MAX spans.
+        """
+        for count, span in enumerate(self.iter_spans()):
+            if count == RELEASED_SEARCH_SPANS_MAX:
+                return None
+            if span.first <= sequence < span.last and not _is_unsent(span):
+                return [Span(sequence, sequence + 1, span.attempts)]
+        return []
 
     def add_pending_dead_letters(self, ranges: Ranges, reason: Reason, attempts: int) -> None:
         """Keep `ranges`, which are given up, until they are dead-lettered."""
@@ -803,15 +824,18 @@ class UnackedMessages:
         For an attempt other than 0 the search is limited, so the result may be incomplete.
         """
         waiting = self._resend_sequences
-        if not attempt:
-            return self._waiting_ranges(first, last)
+        waiting_ranges = self._waiting_ranges(first, last)
+        if not attempt or not waiting_ranges:
+            return waiting_ranges
         ranges = [
             r
             for _, _, sequences in self._nack_timer.scheduled_sets(attempt)
             for r in sequences.ranges_within(first, last)
         ]
         delayed = (span for _, _, span in self._delayed_spans)
-        for span in islice(chain(self.queue, self._spilled_spans, delayed), SCAN_SPANS_MAX):
+        for span in islice(
+            chain(self.queue, self._spilled_spans, delayed), WAITING_SEARCH_SPANS_MAX
+        ):
             if span.attempts == attempt:
                 ranges += waiting.ranges_within(max(first, span.first), min(last, span.last))
         return [r for begin, end in ranges for r in self._waiting_ranges(begin, end)]
@@ -825,7 +849,7 @@ class UnackedMessages:
         """Return the attempts of the first message of each of some waiting ranges, or 1 if a
         limited search does not find it.
         """
-        spans = sorted(islice(self.iter_spans(), SCAN_SPANS_MAX), key=_span_start)
+        spans = sorted(islice(self.iter_spans(), WAITING_SEARCH_SPANS_MAX), key=_span_start)
         found = []
         for first, _ in ranges:
             index = bisect_right(spans, first, key=_span_start) - 1
