@@ -27,6 +27,8 @@ BULK_PARSE_BYTES_MIN = 8 * 1024
 BULK_PARSE_MESSAGE_BYTES_MAX = 2 * 1024
 MIXED_BATCH_MESSAGES_MIN = 16
 MIXED_BATCH_MESSAGES_MAX = 32 * 1024
+# Maximum number of messages of a mixed batch whose subjects are not in the subject table yet.
+NEW_SUBJECT_MESSAGES_MAX = 256
 # A batch is delivered message by message if more than this fraction of the messages have different
 # sinks.
 SCATTERED_FRACTION = 0.8
@@ -35,6 +37,10 @@ SINGLE_MESSAGES_MAX = 16
 # Default for the messages in flight of an acked subscription. With more, client libraries begin to
 # drop pending messages.
 ACKED_IN_FLIGHT_MESSAGES = 1000
+# Frames for acked subscriptions that are encoded at once. Encoding a message takes as long as
+# scanning SCAN_COST_OF_ENCODING messages.
+ENCODED_FRAMES_MAX = 128
+SCAN_COST_OF_ENCODING = 256
 # Cached permission decisions; the cache is cleared when it is full.
 CACHED_PERMISSIONS_MAX = 4096
 # Open reply subjects of a client with a response permission; the oldest are dropped.
@@ -72,6 +78,8 @@ CONNECT_COST_BYTES = 64 * 1024
 # sinks of its reply subject.
 NO_RESPONDERS_COST_BYTES = 16 * 1024
 SUBSCRIBE_COST_BYTES = 1024 * 1024
+# Cost of ending an acked subscription because of a repeated CONNECT.
+UNSUBSCRIBE_COST_BYTES = 256 * 1024
 # Cost of delivering a batch, or a message outside batches, to one sink.
 DELIVERY_COST_BYTES = 24 * 1024
 SINGLE_DELIVERY_COST_BYTES = 10 * 1024
@@ -79,6 +87,10 @@ SINGLE_DELIVERY_COST_BYTES = 10 * 1024
 GROUPING_COST_BYTES = 2 * 1024
 # Cost of comparing one sink of a subject with that of another subject.
 SINK_COMPARISON_COST_BYTES = 128
+# Cost of searching for the sinks of a subject without a cached result, and maximum number of
+# messages with such subjects in one turn. The same maximum applies to permissions.
+SEARCHED_SUBJECT_COST_BYTES = 12 * 1024
+SEARCHED_SUBJECTS_PER_TURN_MAX = 512
 # Cost of finding, merging or examining one of many sinks of a subject. The search for the sinks of
 # a batch ends when more than SEARCHED_SINKS_PER_TURN_MAX are found; then its messages are published
 # singly.
@@ -127,8 +139,14 @@ QUEUE_MEMBER_MEMORY_BYTES = 512
 SUBSCRIPTION_MEMORY_DIVISOR = 4
 # Memory that each client may use while there is space.
 CLIENT_SUBSCRIPTION_MEMORY_MIN_BYTES = 64 * 1024
-# Cost of an ack, of a message stored in a class with others, and of a message stored singly.
-ACK_COST_BYTES = 32 * 1024
+# Cost of an ack.
+ACK_COST_BYTES = 48 * 1024
+# What a nack, a working, or an ack in a queue group costs besides, and a terminate.
+NACK_EXTRA_COST_BYTES = 96 * 1024
+TERMINATE_EXTRA_COST_BYTES = 448 * 1024
+# Cost of an ack or terminate by a client that has left the position: many spans are searched.
+SPAN_SEARCH_COST_BYTES = OUTPUT_PER_READ_BYTES // 2
+# Cost of a message stored in a class with others, and of a message stored singly.
 BATCHED_STORE_COST_BYTES = 1024
 SINGLE_STORE_COST_BYTES = 4 * 1024
 # Cost of a byte of headers of a message that is converted to or from an envelope.

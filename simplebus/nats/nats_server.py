@@ -44,9 +44,12 @@ from simplebus.nats.limits import (
     NO_RESPONDERS_COST_BYTES,
     PING_COST_BYTES,
     SEARCHED_SINKS_PER_TURN_MAX,
+    SEARCHED_SUBJECT_COST_BYTES,
+    SEARCHED_SUBJECTS_PER_TURN_MAX,
     SENT_AFTER_LONG_TURN_MAX,
     SINGLE_DELIVERY_COST_BYTES,
     SUBSCRIBE_COST_BYTES,
+    UNSUBSCRIBE_COST_BYTES,
 )
 from simplebus.nats.protocol import encode, handshake
 from simplebus.nats.protocol.events import (
@@ -79,7 +82,7 @@ from simplebus.nats.server.message_delivery import (
 )
 from simplebus.nats.server.permissions import OpenReplies
 from simplebus.nats.server.routes import SinkRows, SubjectRoutes, SubjectSinks
-from simplebus.nats.server.session import NatsSession, NatsSubscription, PendingPublication
+from simplebus.nats.server.session import NatsSession, NatsSubscription, PendingRequest
 from simplebus.nats.server.slow_consumers import (
     NatsRateLimits,
     SlowConsumer,
@@ -240,14 +243,16 @@ class NatsServer:
                 self._handle_event(session, event)
             if session.is_disconnecting:
                 break
-            if session.pending_publication is not None or (
-                self.delivery.is_turn_over and session.can_split_reads
+            if (
+                session.pending_request is not None
+                or session.parser.has_unread_messages
+                or (self.delivery.is_turn_over and session.can_split_reads)
             ):
                 session.unprocessed.put_back([session.parser.unread(buffer, count)])
                 break
-        if (publication := session.pending_publication) is not None:
-            publication.read_bytes, publication.event_count = count, events
-            self._end_turn(session, publication)
+        if (request := session.pending_request) is not None:
+            request.read_bytes, request.event_count = count, events
+            self._end_turn(session, request)
         else:
             session.adapt_read_size(
                 count,
@@ -262,29 +267,29 @@ class NatsServer:
                 self._on_pending()
 
     def continue_request(self, session: NatsSession) -> None:
-        """Deliver the pending publication of a session to further receivers."""
-        publication = session.pending_publication
-        assert publication is not None
+        """Process the next part of the pending request of a session."""
+        request = session.pending_request
+        assert request is not None
         self.delivery.begin_turn()
         self.slow_consumer_monitor.now = self.now
-        self._deliver_in_turn(session, publication)
-        self._end_turn(session, publication)
+        self._process_in_turn(session, request)
+        self._end_turn(session, request)
         if session.is_request_pending:
             return
         session.adapt_read_size(
-            publication.read_bytes,
-            output_bytes=publication.cost_bytes,
-            fan_out_bytes=publication.fan_out_bytes,
-            event_count=publication.event_count,
+            request.read_bytes,
+            output_bytes=request.cost_bytes,
+            fan_out_bytes=request.fan_out_bytes,
+            event_count=request.event_count,
         )
-        self.slow_consumer_monitor.new_slow_sessions.update(publication.slow_sessions)
+        self.slow_consumer_monitor.new_slow_sessions.update(request.slow_sessions)
         self._end_read(session)
 
-    def _end_turn(self, session: NatsSession, publication: PendingPublication) -> None:
-        """Add the cost and the slow receivers of a turn to those of the publication."""
-        publication.cost_bytes += self.delivery.cost_bytes
-        publication.fan_out_bytes += self.delivery.fan_out_bytes
-        publication.slow_sessions.update(
+    def _end_turn(self, session: NatsSession, request: PendingRequest) -> None:
+        """Add the cost and the slow receivers of a turn to those of the request."""
+        request.cost_bytes += self.delivery.cost_bytes
+        request.fan_out_bytes += self.delivery.fan_out_bytes
+        request.slow_sessions.update(
             self.slow_consumer_monitor.collect_slow_sessions(session, self._ready_sessions)
         )
 
@@ -344,12 +349,10 @@ class NatsServer:
         self.closed_in_bytes += session.in_bytes
         self.closed_out_messages += session.out_messages
         self.closed_out_bytes += session.outbox.sent_bytes
-        acked = self._acked_subscriptions(session)
+        while self.end_some_acked_subscriptions(session):
+            pass
         if self.bus_adapter is not None:
-            # Before the subscriptions end one by one, so that all unacked messages return at once.
             self.bus_adapter.close_local_session(session)
-        for subscription in acked:
-            self.end_subscription(subscription)
         self._end_all_subscriptions(session)
         self._ready_sessions.pop(session, None)
 
@@ -520,10 +523,13 @@ class NatsServer:
 
     def disconnect(self, session: NatsSession, error: NatsError) -> None:
         """Schedule a session for closing. Nothing more is sent to it."""
-        session.is_disconnecting = True
+        if session.is_disconnecting:
+            return
         self._disconnecting.append((session, error))
         self._on_pending()
-        self._end_all_subscriptions(session)
+        # If acked subscriptions are left, `close_session` ends all subscriptions.
+        if not self.end_some_acked_subscriptions(session):
+            self._end_all_subscriptions(session)
 
     def handle_slow(self, session: NatsSession) -> None:
         """Let publishers wait for a session with many pending bytes, or disconnect it."""
@@ -576,6 +582,7 @@ class NatsServer:
                 else:
                     self._publish_singly(session, event, [sinks] * event.count)
             case MixedBatch():
+                event = self._limit_searches(session, event)
                 if not self._search_routes(session, event):
                     self._publish_singly(session, event, [None] * event.count)
                 elif self._can_publish_mixed(session, event):
@@ -632,7 +639,21 @@ class NatsServer:
         options, user = self.authenticator.handle_connect(session, event.options_json)
         session.options = options
         session.parser.accepts_headers = options.headers
+        steps = self._accept_connect_in_steps(session, user)
+        if session.can_split_reads:
+            self._start_request(session, steps, 0)
+        else:
+            for _ in steps:
+                pass
+
+    def _accept_connect_in_steps(self, session: NatsSession, user: User | None) -> Iterator[None]:
+        """Set the user of a session. If it has sent CONNECT before, end its subscriptions first."""
         if session.has_sent_connect:
+            for subscription in self._acked_subscriptions(session):
+                if self.delivery.is_turn_over:
+                    yield
+                self.delivery.cost_bytes += UNSUBSCRIBE_COST_BYTES
+                self.end_subscription(subscription)
             self._end_all_subscriptions(session)
         session.has_sent_connect = True
         self._set_user(session, user)
@@ -679,11 +700,28 @@ class NatsServer:
             or self.routes.is_scattered(event.subject_numbers)
         )
 
+    def _limit_searches(self, session: NatsSession, event: MixedBatch) -> MixedBatch:
+        """Return the leading messages of a batch, so that few subjects must be searched, and few
+        permissions decided. The other messages are parsed again in a later turn.
+        """
+        if not session.can_split_reads:
+            return event
+        numbers, limit = event.subject_numbers, SEARCHED_SUBJECTS_PER_TURN_MAX
+        count = self.routes.count_until_searched(numbers, limit)
+        if session.subject_grants:
+            cache = session.subject_grants.publish_cache
+            count = min(count, cache.count_until_decided(numbers, limit))
+        if count == event.count:
+            return event
+        session.parser.unread_messages(event, count)
+        return event.first_messages(count)
+
     def _search_routes(self, session: NatsSession, event: MixedBatch) -> bool:
         """Find the sinks of all subjects of a batch. Returns False if that takes several turns."""
         max_sinks = SEARCHED_SINKS_PER_TURN_MAX if session.can_split_reads else math.inf
-        sink_count = self.routes.search(event.subject_numbers, max_sinks)
+        sink_count, subject_count = self.routes.search(event.subject_numbers, max_sinks)
         self.delivery.cost_bytes += sink_count * FOUND_SINK_COST_BYTES
+        self.delivery.cost_bytes += subject_count * SEARCHED_SUBJECT_COST_BYTES
         return sink_count <= max_sinks
 
     def _publish_singly(
@@ -704,7 +742,7 @@ class NatsServer:
         ):
             event = event.copy(self.routes.table.names)
             steps = self._publish_singly_in_steps(session, event, sinks_by_row)
-            self._start_publication(session, steps, event.size_bytes)
+            self._start_request(session, steps, event.size_bytes)
             return
         for _ in self._publish_singly_in_steps(session, event, sinks_by_row):
             pass
@@ -740,11 +778,11 @@ class NatsServer:
             if message.shared_end is None:
                 message = message.copy()
             steps = self._publish_in_steps(session, message, sinks)
-            self._start_publication(session, steps, len(message.body))
+            self._start_request(session, steps, len(message.body))
             return
         is_accepted = self.delivery.deliver_message(message, sinks, session)
         if self._needs_no_responders(session, message, is_accepted=is_accepted):
-            self._start_publication(session, self._send_no_responders_in_steps(session, message), 0)
+            self._start_request(session, self._send_no_responders_in_steps(session, message), 0)
 
     def _publish_in_steps(
         self, session: NatsSession, message: Pub, sinks: SubjectSinks
@@ -781,30 +819,28 @@ class NatsServer:
         """Return True if a publication of this cost is delivered in several turns."""
         return session.can_split_reads and not self.delivery.fits_into_turn(cost_bytes)
 
-    def _start_publication(
-        self, session: NatsSession, steps: Iterator[None], kept_bytes: int
-    ) -> None:
-        """Deliver a publication in turns, beginning with this one, or with the next one if copying
-        the messages has taken much of this one.
+    def _start_request(self, session: NatsSession, steps: Iterator[None], kept_bytes: int) -> None:
+        """Process a request in turns, beginning with this one, or with the next one if copying the
+        messages has taken much of this one.
 
         Args:
-            session: The publisher.
-            steps: Delivers copied messages, with a step at the end of each turn but the last.
-            kept_bytes: Size of the messages.
+            session: The session of the client.
+            steps: Does the work, with a step at the end of each turn but the last.
+            kept_bytes: Size of the copied messages of the request.
         """
-        assert session.pending_publication is None
-        publication = PendingPublication(steps, kept_bytes)
+        assert session.pending_request is None
+        request = PendingRequest(steps, kept_bytes)
         if kept_bytes > COPIED_IN_TURN_BYTES_MAX:
-            session.pending_publication = publication
+            session.pending_request = request
         else:
-            self._deliver_in_turn(session, publication)
+            self._process_in_turn(session, request)
 
     @staticmethod
-    def _deliver_in_turn(session: NatsSession, publication: PendingPublication) -> None:
-        """Deliver a publication until the turn is over; it is pending if that was not the end."""
-        session.pending_publication = None  # Also if the delivery fails.
-        for _ in publication.steps:
-            session.pending_publication = publication
+    def _process_in_turn(session: NatsSession, request: PendingRequest) -> None:
+        """Process a request until the turn is over; it is pending if that was not the end."""
+        session.pending_request = None  # Also if a step fails.
+        for _ in request.steps:
+            session.pending_request = request
             return
 
     def _can_publish(self, session: NatsSession, subject: bytes) -> bool:
@@ -825,7 +861,7 @@ class NatsServer:
         if self._is_split(session, estimate_batch_cost(event, targets)):
             event = event.copy(self.routes.table.names)
             steps = self.delivery.deliver_batch_in_steps(event, targets, session)
-            self._start_publication(session, steps, event.size_bytes)
+            self._start_request(session, steps, event.size_bytes)
             return
         self.delivery.deliver_batch(event, targets, session)
 
@@ -943,9 +979,8 @@ class NatsServer:
 
     def end_subscription(self, subscription: NatsSubscription) -> None:
         """Remove a subscription."""
-        if subscription.session.subscriptions.pop(subscription.sid, None) is None:
+        if not subscription.remove_from_session():
             return
-        subscription.has_ended = True
         if isinstance(subscription, AckedSubscription):
             assert self.bus_adapter is not None
             self.bus_adapter.unsubscribe(subscription)
@@ -955,14 +990,24 @@ class NatsServer:
     def _acked_subscriptions(self, session: NatsSession) -> list[AckedSubscription]:
         return [] if self.bus_adapter is None else self.bus_adapter.acked_subscriptions(session)
 
+    def end_some_acked_subscriptions(self, session: NatsSession) -> bool:
+        """End the next acked subscriptions of a session that disconnects. Nothing more is sent.
+
+        Returns:
+            True if the session has more acked subscriptions.
+        """
+        session.is_disconnecting = True
+        adapter = self.bus_adapter
+        return adapter is not None and adapter.end_some_acked_subscriptions(session)
+
     def _end_all_subscriptions(self, session: NatsSession) -> None:
-        """Remove all subscriptions of a session; many of them are removed in later turns."""
+        """Remove all subscriptions of a session, which has no acked ones. If they are many, their
+        routes are removed in later turns.
+        """
         if len(session.subscriptions) <= IMMEDIATE_REMOVALS_MAX:
             for subscription in list(session.subscriptions.values()):
                 self.end_subscription(subscription)
             return
-        for acked in self._acked_subscriptions(session):
-            self.end_subscription(acked)
         subscriptions = session.take_subscriptions()
         if not session.is_disconnecting:  # Nothing is delivered to a disconnecting session.
             for subscription in subscriptions.values():

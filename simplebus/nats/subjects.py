@@ -12,7 +12,9 @@ from simplebus.core.limits import PATTERN_SEGMENTS_MAX
 from simplebus.core.protocol.envelope import decode_channel
 
 WILDCARD_ONE, WILDCARD_REST = b"*", b">"
-_RESERVED = (b"_R_.", b"_GR_.", b"$JS.ACK.")
+ACK_PREFIX = b"$JS.ACK."
+"""Beginning of the subjects that acks are published on."""
+_RESERVED = (b"_R_.", b"_GR_.", ACK_PREFIX)
 _ESCAPE = "\x00"
 _ESCAPES = {"\\": r"\\", '"': r"\""} | dict(
     zip("\a\b\f\n\r\t\v", map("\\{}".format, "abfnrtv"), strict=True)

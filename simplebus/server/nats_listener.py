@@ -200,7 +200,7 @@ class NatsListener:
             self._flush_receivers()
 
     def continue_request(self, session: NatsSession) -> None:
-        """Deliver the pending publication of a session to further receivers."""
+        """Process the next part of the pending request of a session."""
         self.nats_server.now = self.server.update_clock()
         self._begin_input()
         try:
@@ -426,8 +426,13 @@ class NatsListener:
             self.nats_server.send_error(session, error)
 
     def end_some_subscriptions(self, session: NatsSession) -> bool:
-        """Return False: `close_session` ends subscriptions in small portions."""
-        return False
+        """End some acked subscriptions of a disconnected client. Returns True if there are more.
+
+        `on_closed` removes subscriptions to subjects.
+        """
+        has_more = self.nats_server.end_some_acked_subscriptions(session)
+        self.flush_ready()
+        return has_more
 
     def on_closed(
         self, connection: Connection[NatsSession], reason: str | RemoteProtocolError

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from urllib.parse import unquote
 
 import msgspec
@@ -48,12 +49,16 @@ from simplebus.nats.class_requests import (
     encode_token,
     normalize_options,
 )
-from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
+from simplebus.nats.limits import (
+    ACKED_IN_FLIGHT_MESSAGES,
+    ENCODED_FRAMES_MAX,
+    SCAN_COST_OF_ENCODING,
+)
 from simplebus.nats.protocol import encode
 from simplebus.nats.server.session import NatsSession, NatsSubscription
-from simplebus.nats.subjects import class_subject
+from simplebus.nats.subjects import ACK_PREFIX, class_subject
 
-ACK_SUBJECT_PATTERN = b"$JS.ACK.>"
+ACK_SUBJECT_PATTERN = ACK_PREFIX + b">"
 """Pattern of the subjects that acks are published on."""
 
 _STARTS = ("earliest", "new", "last", "last_values", "waiting")
@@ -216,8 +221,8 @@ class AckedSubscription(NatsSubscription):
             _short_token(cls.name, str(cls.class_id)),
             _short_token(request.durable or request.group or "", f"_{number}"),
         )
-        """Stream and consumer in ack subjects: class and position. Unique among the positions of a
-        client.
+        """Tokens of ack subjects for stream and consumer. `AckedDeliveries.add` makes them unique
+        for the client.
         """
 
     def count_delivered_message(self) -> None:
@@ -232,7 +237,7 @@ class AckedDeliveries:
         self.session = session
         self.local_session = local_session
         self.by_number: dict[int, AckedSubscription] = {}
-        self._by_ack_name: dict[tuple[str, str], dict[AckedSubscription, None]] = {}
+        self._by_ack_name: dict[tuple[str, str], AckedSubscription] = {}
         self._released_positions: dict[tuple[str, str], Position] = {}
         """Durables and groups that the client left while it may still ack their messages."""
         self._broker = broker
@@ -240,7 +245,9 @@ class AckedDeliveries:
         """Subscription number and attempt of the next messages in the outbox."""
         self._next_number = 1
         self.scanned_count = 0
-        """Messages that the last call of `encode_next` scanned."""
+        """Messages that the last call of `encode_next` scanned. Each encoded message adds
+        SCAN_COST_OF_ENCODING.
+        """
 
     @property
     def is_idle(self) -> bool:
@@ -254,7 +261,7 @@ class AckedDeliveries:
             consumer = f"{consumer}_{subscription.number}"
             subscription.ack_name = (stream, consumer)
         self.by_number[subscription.number] = subscription
-        self._by_ack_name.setdefault(subscription.ack_name, {})[subscription] = None
+        self._by_ack_name[subscription.ack_name] = subscription
 
     def remove(self, subscription: AckedSubscription) -> bool:
         """Remove a subscription. Returns False if it was not there."""
@@ -265,18 +272,30 @@ class AckedDeliveries:
             while len(self._released_positions) >= _RELEASED_POSITIONS_MAX:
                 del self._released_positions[next(iter(self._released_positions))]
             self._released_positions[subscription.ack_name] = position
-        subscriptions = self._by_ack_name[subscription.ack_name]
-        del subscriptions[subscription]
-        if not subscriptions:
-            del self._by_ack_name[subscription.ack_name]
+        del self._by_ack_name[subscription.ack_name]
         return True
 
+    def remove_ended(self) -> list[AckedSubscription]:
+        """Remove and return the subscriptions that the broker has ended.
+
+        The broker ends them in the order of their creation.
+        """
+        ended = list(
+            takewhile(
+                lambda subscription: subscription.number not in self.local_session.subscriptions,
+                self.by_number.values(),
+            )
+        )
+        for subscription in ended:
+            del self.by_number[subscription.number]
+            del self._by_ack_name[subscription.ack_name]
+        return ended
+
     def _is_name_in_use(self, name: tuple[str, str], position: Position) -> bool:
-        """Return True if the ack name belongs to another position."""
-        if any(
-            self._position(subscription) is not position
-            for subscription in self._by_ack_name.get(name, ())
-        ):
+        """Return True if the ack name belongs to another subscription, or was that of another
+        position.
+        """
+        if name in self._by_ack_name:
             return True
         released = self._released_positions.get(name, position)
         return (
@@ -300,9 +319,9 @@ class AckedDeliveries:
             return None
         return position
 
-    def find_subscriptions(self, ack: AckSubject) -> list[AckedSubscription]:
-        """Return the subscriptions that may have received the acked message."""
-        return list(self._by_ack_name.get((ack.stream, ack.consumer), ()))
+    def find_subscription(self, ack: AckSubject) -> AckedSubscription | None:
+        """Return the subscription that may have received a message; None if it has ended."""
+        return self._by_ack_name.get((ack.stream, ack.consumer))
 
     def next_number(self) -> int:
         """Return an unused subscription number."""
@@ -312,8 +331,9 @@ class AckedDeliveries:
         return number
 
     def encode_next(self, tick: int) -> bytes:
-        """Return the next encoded messages, which count as sent. Empty if no messages wait, or if
-        the scan has found none yet.
+        """Encode and return the next messages, a limited number, and mark them as sent.
+
+        The result is empty if no messages wait, or if the scan has found none yet.
         """
         outbox = self.local_session.outbox
         encoded: list[bytes] = []
@@ -325,8 +345,10 @@ class AckedDeliveries:
             if not piece:
                 break
             data = bytes(piece)
-            outbox.mark_sent(len(data), tick)
-            self._encode_frames(data, encoded)
+            ends = _find_frame_ends(data, ENCODED_FRAMES_MAX)
+            outbox.mark_sent(ends[-1], tick)
+            self._encode_frames(data, ends, encoded)
+            self.scanned_count += len(encoded) * SCAN_COST_OF_ENCODING
         return b"".join(encoded)
 
     def _limit_last_messages(self) -> None:
@@ -341,11 +363,9 @@ class AckedDeliveries:
                     remaining = subscription.max_messages - subscription.delivered_count
                     local_subscription.position.limit_in_flight(remaining)
 
-    def _encode_frames(self, data: bytes, encoded: list[bytes]) -> None:
-        """Append the MSG and HMSG of these version 2 frames to `encoded`."""
-        offset = 0
-        while offset < len(data):
-            end = data.index(frames.DELIMITER, offset + HEADER_BYTES) + len(frames.DELIMITER)
+    def _encode_frames(self, data: bytes, ends: list[int], encoded: list[bytes]) -> None:
+        """Append the MSG and HMSG of the version 2 frames with these ends to `encoded`."""
+        for offset, end in pairwise([0, *ends]):
             kind, _, message_id, last_field = frames.HEADER.unpack_from(data, offset)
             if kind == frames.DELIVER:
                 self._next_delivery = (last_field, message_id)
@@ -354,7 +374,6 @@ class AckedDeliveries:
                 if subscription is not None:
                     encoded.append(self._encode_message(subscription, data[offset:end], message_id))
                     subscription.count_delivered_message()
-            offset = end
 
     def _encode_message(
         self, subscription: AckedSubscription, frame: bytes, message_id: int
@@ -376,6 +395,16 @@ class AckedDeliveries:
         return encode.encode_message(
             message, subscription.sid, headers=self.session.accepts_headers
         )
+
+
+def _find_frame_ends(data: bytes, count_max: int) -> list[int]:
+    """Return the ends of the first `count_max` frames, or of all."""
+    ends: list[int] = []
+    end = 0
+    while end < len(data) and len(ends) < count_max:
+        end = data.index(frames.DELIMITER, end + HEADER_BYTES) + len(frames.DELIMITER)
+        ends.append(end)
+    return ends
 
 
 # Acks --------------------------------------------------------------------------------------------

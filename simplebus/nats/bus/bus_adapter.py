@@ -51,7 +51,12 @@ from simplebus.nats.bus.publish_acks import (
 )
 from simplebus.nats.class_requests import REQUEST_PREFIX, SUBSCRIBE_PREFIX
 from simplebus.nats.errors import NatsError, error_line
-from simplebus.nats.limits import ACK_COST_BYTES
+from simplebus.nats.limits import (
+    ACK_COST_BYTES,
+    NACK_EXTRA_COST_BYTES,
+    SPAN_SEARCH_COST_BYTES,
+    TERMINATE_EXTRA_COST_BYTES,
+)
 from simplebus.nats.protocol import encode
 from simplebus.nats.protocol.events import (
     Indexes,
@@ -363,6 +368,22 @@ class BusAdapter:
         deliveries = self._deliveries.get(session)
         return [] if deliveries is None else list(deliveries.by_number.values())
 
+    def end_some_acked_subscriptions(self, session: NatsSession) -> bool:
+        """End the next acked subscriptions of a client that disconnects. Nothing more is delivered
+        to the others.
+
+        Returns:
+            True if the client has more acked subscriptions.
+        """
+        deliveries = self._deliveries.get(session)
+        if deliveries is None or not deliveries.by_number:
+            return False
+        session.outbox.source = None
+        has_more = self.broker.end_some_subscriptions(deliveries.local_session)
+        for subscription in deliveries.remove_ended():
+            subscription.remove_from_session()
+        return has_more
+
     def unsubscribe(self, subscription: AckedSubscription) -> None:
         """End an acked subscription. Unacked messages are redelivered; a durable stays."""
         deliveries = self._deliveries.get(subscription.session)
@@ -388,38 +409,25 @@ class BusAdapter:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
             return False
         local_session, sequence, is_valid = deliveries.local_session, ack.sequence, False
-        for subscription in deliveries.find_subscriptions(ack):
+        subscription = deliveries.find_subscription(ack)
+        if subscription is not None:
             number = subscription.number
-            if self._is_ack_valid(local_session, number, ack, command):
-                is_valid = True
-                first = sequence & MESSAGE_ID_MASK
-                match command.kind:
-                    case "ack":
-                        self.broker.apply_event(local_session, AckedRange(number, first, first + 1))
-                    case "nack":
-                        nack = NackReceived(
-                            number, first, first + 1, command.delay_seconds, attempt=ack.attempt
-                        )
-                        self.broker.apply_event(local_session, nack)
-                    case "working":
-                        working = WorkingReceived(number, first, first + 1, ack.attempt)
-                        self.broker.apply_event(local_session, working)
-                    case "terminate":
-                        terminate = TerminateReceived(
-                            number, first, first + 1, command.error, ack.attempt
-                        )
-                        self.broker.apply_event(local_session, terminate)
+            self._clients.add_read_cost(_extra_ack_cost(subscription, command))
+            is_valid = self._is_ack_valid(local_session, number, ack, command)
+            if is_valid:
+                self.broker.apply_event(local_session, _ack_event(number, ack, command))
         if (
             not is_valid
             and command.kind != "working"
             and (position := deliveries.find_released_position(ack))
         ):
             is_valid = True  # A nack needs no action: the message will be redelivered anyway.
+            self._clients.add_read_cost(SPAN_SEARCH_COST_BYTES)
             if command.kind == "ack":
-                position.unacked.ack(sequence, sequence + 1)
+                is_valid = position.unacked.ack_released(sequence)
                 self.broker.store.position_changes.record_progress(position)
             elif command.kind == "terminate":
-                position.terminate(sequence, sequence + 1, error=command.error)
+                is_valid = position.terminate_released(sequence, command.error)
             self.broker.store.trim_class(self.broker.classes[position.class_id])
         if not is_valid:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
@@ -461,6 +469,35 @@ class BusAdapter:
         return subscription.has_in_flight(
             sequence, sequence + 1, ack.attempt, include_waiting=command.kind == "terminate"
         )
+
+
+def _extra_ack_cost(subscription: AckedSubscription, command: AckCommand) -> int:
+    """Return what an ack costs besides ACK_COST_BYTES. Each ack in a group may assign messages."""
+    match command.kind:
+        case "terminate":
+            return TERMINATE_EXTRA_COST_BYTES
+        case "ack" if not subscription.queue:
+            return 0
+        case _:
+            return NACK_EXTRA_COST_BYTES
+
+
+def _ack_event(
+    number: int, ack: AckSubject, command: AckCommand
+) -> AckedRange | NackReceived | WorkingReceived | TerminateReceived:
+    """Return the event of an ack for the subscription with this number."""
+    first = ack.sequence & MESSAGE_ID_MASK
+    match command.kind:
+        case "nack":
+            return NackReceived(
+                number, first, first + 1, command.delay_seconds, attempt=ack.attempt
+            )
+        case "working":
+            return WorkingReceived(number, first, first + 1, ack.attempt)
+        case "terminate":
+            return TerminateReceived(number, first, first + 1, command.error, ack.attempt)
+        case _:
+            return AckedRange(number, first, first + 1)
 
 
 def _describe_client(session: NatsSession) -> str:

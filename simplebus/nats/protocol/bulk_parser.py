@@ -2,7 +2,8 @@
 
 Every line that looks like PUB is a candidate, also inside payloads; a candidate is a message only
 if another message ends where it begins. Every byte and candidate is examined once per read. Only
-`PUB subject size CR LF` with single blanks is handled; the line parser handles everything else.
+`PUB subject size CR LF` with single blanks is handled; the line parser handles all other commands,
+and acks: each has a new subject, which would fill the subject table.
 
     bytes      PUB a 3 ␍␊ x␊x ␍␊ PUB b 0 ␍␊ ␍␊
     feeds               ↑   ↑    ↑          ↑   ↑      every LF
@@ -22,11 +23,13 @@ from simplebus.nats.limits import (
     BULK_SUBJECT_BYTES_MAX,
     MIXED_BATCH_MESSAGES_MAX,
     MIXED_BATCH_MESSAGES_MIN,
+    NEW_SUBJECT_MESSAGES_MAX,
     NatsLimits,
 )
 from simplebus.nats.numbers import parse_digits
 from simplebus.nats.protocol.events import MixedBatch
 from simplebus.nats.protocol.subject_table import SubjectNumbers, SubjectTable, have_no_blanks
+from simplebus.nats.subjects import ACK_PREFIX
 
 _VERB = b"PUB "
 _CR_LF = b"\r\n"
@@ -50,6 +53,7 @@ _ZEROS, _LOW_BITS, _NINES_UP, _TOPS = (
     _repeat_byte(0x76),
     _repeat_byte(0x80),
 )
+_ACK_WORD = np.uint64(int.from_bytes(ACK_PREFIX, "little"))
 _EIGHT, _TOP_BYTE, _EXPONENT = np.uint64(8), np.uint64(56), np.uint64(52)
 _SEVEN_TOPS = np.uint64(int(_TOPS) >> 8)
 _BIAS = 1023
@@ -159,6 +163,7 @@ class BulkParser:
         self.ends: Integers = self._lines + sizes
         self.ends += 1 + len(_CR_LF)
         plain &= self.ends <= self._last
+        plain &= self._words[self.starts + len(_VERB)] != _ACK_WORD
         self._plain = plain
         self._lengths: Integers = np.where(plain, lengths, 1)
 
@@ -193,7 +198,8 @@ class BulkParser:
     def parse_batch(self, offset: int) -> MixedBatch | None:
         """Return the messages from `offset` on, where a command begins.
 
-        At most MIXED_BATCH_MESSAGES_MAX messages; None for fewer than MIXED_BATCH_MESSAGES_MIN.
+        At most MIXED_BATCH_MESSAGES_MAX messages, and NEW_SUBJECT_MESSAGES_MAX with new subjects;
+        None for fewer than MIXED_BATCH_MESSAGES_MIN.
         """
         row = int(self.starts.searchsorted(offset))
         if row == self.starts.size or self.starts[row] != offset:
@@ -216,21 +222,30 @@ class BulkParser:
             step = bisect_left(self._breaks, row, step + 1)
         if count < MIXED_BATCH_MESSAGES_MIN:
             return None
-        return self._build_batch(pieces, offset, int(self.ends[pieces[-1][1] - 1]))
+        return self._build_batch(pieces, offset)
 
     def _is_complete(self, row: int) -> bool:
         """Return True if a candidate without a successor is plain and ends with CR LF."""
         end = int(self.ends[row])
         return bool(self._plain[row]) and self._raw.startswith(_CR_LF, end - len(_CR_LF))
 
-    def _build_batch(self, pieces: list[tuple[int, int]], offset: int, end: int) -> MixedBatch:
+    def _build_batch(self, pieces: list[tuple[int, int]], offset: int) -> MixedBatch:
         """Return the messages in these ranges of candidates."""
         rows: slice | Integers
         if len(pieces) == 1:
             rows = slice(*pieces[0])
         else:
             rows = np.concatenate([np.arange(*piece) for piece in pieces])
+        new_rows = np.flatnonzero(self._numbers[rows] < 0)
+        if new_rows.size > NEW_SUBJECT_MESSAGES_MAX:
+            count = int(new_rows[NEW_SUBJECT_MESSAGES_MAX])
+            rows = (
+                rows[:count]
+                if isinstance(rows, np.ndarray)
+                else slice(rows.start, rows.start + count)
+            )
         starts = self.starts[rows]
+        end = int(self.ends[rows][-1])
         bounds = np.empty(starts.size + 1, np.int64)
         np.subtract(starts, offset, out=bounds[:-1])
         bounds[-1] = end - offset

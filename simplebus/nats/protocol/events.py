@@ -113,6 +113,17 @@ class MixedBatch:
         """Bytes of all messages."""
         return self.data.size
 
+    def first_messages(self, count: int) -> MixedBatch:
+        """Return the first messages as a batch."""
+        return replace(
+            self,
+            data=self.data[: self.bounds[count]],
+            bounds=self.bounds[: count + 1],
+            subject_ends=self.subject_ends[:count],
+            body_starts=self.body_starts[:count],
+            subject_numbers=self.subject_numbers[:count],
+        )
+
     def copy(self, subject_names: Sequence[bytes]) -> MixedBatch:
         """Return a batch that stays valid when the receive buffer is filled again and the
         `SubjectTable` is cleared. `subject_names` are the subjects by number.

@@ -29,6 +29,7 @@ from simplebus.nats.protocol.bulk_parser import BulkParser
 from simplebus.nats.protocol.events import ClientEvent, MixedBatch, Pub, UniformBatch
 from simplebus.nats.protocol.line_parser import LineParser
 from simplebus.nats.protocol.subject_table import SubjectTable
+from simplebus.nats.subjects import ACK_PREFIX
 
 _CR_LF = b"\r\n"
 _CR_LF_WORD = np.uint16(int.from_bytes(_CR_LF, "little"))
@@ -40,7 +41,15 @@ _SIZE = _WORD.itemsize  # The shortest PUB line, `PUB a 1` and LF, has eight byt
 class NatsParser:
     """Parser of one client's bytes."""
 
-    __slots__ = ("_limits", "_line_parser", "_parsed_end", "_searched_bytes", "_table", "_tail")
+    __slots__ = (
+        "_has_unread_messages",
+        "_limits",
+        "_line_parser",
+        "_parsed_end",
+        "_searched_bytes",
+        "_table",
+        "_tail",
+    )
 
     def __init__(self, limits: NatsLimits, table: SubjectTable) -> None:
         self._limits = limits
@@ -49,6 +58,7 @@ class NatsParser:
         self._tail = bytearray()
         self._parsed_end = 0
         """Offset in the buffer behind the latest event."""
+        self._has_unread_messages = False
         self._searched_bytes = 0
         """Bytes of the tail known to contain no LF behind the verb."""
 
@@ -89,7 +99,20 @@ class NatsParser:
         """Return a view of the bytes behind the latest event, as if they had not been received.
         The caller then drops the iterator of `receive`.
         """
+        self._has_unread_messages = False
         return buffer.view[self._parsed_end : HEADROOM_BYTES + count]
+
+    @property
+    def has_unread_messages(self) -> bool:
+        """True if messages of the latest event were given back by `unread_messages`."""
+        return self._has_unread_messages
+
+    def unread_messages(self, batch: MixedBatch, first: int) -> None:
+        """Give back the messages of the latest event from number `first` on: the caller calls
+        `unread` next.
+        """
+        self._parsed_end -= int(batch.bounds[-1] - batch.bounds[first])
+        self._has_unread_messages = True
 
     def _iter_events(self, buffer: ReceiveBuffer, last: int, end: int) -> Iterator[ClientEvent]:
         """Yield the events of `receive`. Without a tail, the first command ends at `end`."""
@@ -156,7 +179,7 @@ class NatsParser:
             if type(event) is Pub:
                 if single_count:
                     single_count -= 1
-                else:
+                elif not event.subject.startswith(ACK_PREFIX):  # Each has its own subject.
                     max_count = (last - offset) // (end - offset)
                     batch: UniformBatch | MixedBatch | None = None
                     if max_count >= UNIFORM_BATCH_MESSAGES_MIN:

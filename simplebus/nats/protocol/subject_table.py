@@ -139,6 +139,12 @@ class SubjectTable:
             indexes, hashes = indexes[is_unplaced], hashes[is_unplaced]
 
 
+def count_until(flags: Flags, limit: int) -> int:
+    """Return the number of leading entries of which at most `limit` are True."""
+    rows = np.flatnonzero(flags)
+    return int(rows[limit]) if rows.size > limit else flags.size
+
+
 def have_no_blanks(words: Words, starts: Indexes, lengths: Indexes) -> Flags:
     """Return a flag for each subject that contains neither a blank nor a tab. Arguments as in
     `find`.

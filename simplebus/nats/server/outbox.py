@@ -92,9 +92,9 @@ class NatsOutbox:
         self.scanned_count = 0
         if not self._pieces:
             self._finish_tail()
-            if not self._pieces and self.source is not None:
-                self.append(self.source.encode_next(tick))
-                self.scanned_count = self.source.scanned_count
+            if not self._pieces and (source := self.source) is not None:
+                self.append(source.encode_next(tick))
+                self.scanned_count = source.scanned_count
                 self._finish_tail()
             if not self._pieces:
                 return memoryview(b"")

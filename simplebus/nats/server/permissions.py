@@ -19,7 +19,7 @@ from simplebus.core.users.subject_permissions import ResponsePermission, Subject
 from simplebus.nats import subjects
 from simplebus.nats.class_requests import REQUEST_PREFIX, ClassRequest, normalize_pattern, prefixes
 from simplebus.nats.limits import CACHED_PERMISSIONS_MAX, OPEN_REPLIES_MAX, SUBJECTS_MAX
-from simplebus.nats.protocol.subject_table import SubjectTable
+from simplebus.nats.protocol.subject_table import SubjectTable, count_until
 
 _YES, _NO, _UNKNOWN = 1, 0, -1
 
@@ -55,19 +55,32 @@ class PermissionCache:
 
     def get_many(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Return the decisions about subject numbers, shape (n,)."""
+        by_number = self._current_decisions()
+        row_decisions = by_number[numbers]
+        is_unknown = row_decisions == _UNKNOWN
+        if is_unknown.any():
+            for number in np.unique(numbers[is_unknown]).tolist():
+                by_number[number] = _YES if self.get(self._table.names[number]) else _NO
+            row_decisions = by_number[numbers]
+        decisions: npt.NDArray[np.bool_] = row_decisions == _YES
+        return decisions
+
+    def count_until_decided(self, numbers: npt.NDArray[np.int32], limit: int) -> int:
+        """Return the number of leading messages of which at most `limit` need a new decision.
+
+        Args:
+            numbers: Subject numbers of the messages, shape (n,).
+        """
+        return count_until(self._current_decisions()[numbers] == _UNKNOWN, limit)
+
+    def _current_decisions(self) -> npt.NDArray[np.int8]:
+        """Return the cached decisions by subject number, which are forgotten with the subjects."""
         if self._by_number is None:
             self._by_number = np.empty(SUBJECTS_MAX, np.int8)
         if self._valid_for != self._table.generation:
             self._valid_for = self._table.generation
             self._by_number.fill(_UNKNOWN)
-        row_decisions = self._by_number[numbers]
-        is_unknown = row_decisions == _UNKNOWN
-        if is_unknown.any():
-            for number in np.unique(numbers[is_unknown]).tolist():
-                self._by_number[number] = _YES if self.get(self._table.names[number]) else _NO
-            row_decisions = self._by_number[numbers]
-        decisions: npt.NDArray[np.bool_] = row_decisions == _YES
-        return decisions
+        return self._by_number
 
     def get_all(self, names: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
         """Return the decisions about subjects, shape (n,)."""

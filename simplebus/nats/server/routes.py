@@ -36,7 +36,7 @@ from simplebus.nats.limits import (
     SUBJECTS_MAX,
 )
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch
-from simplebus.nats.protocol.subject_table import SubjectTable
+from simplebus.nats.protocol.subject_table import SubjectTable, count_until
 from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
 from simplebus.nats.server.session import NatsSession, NatsSubscription
 from simplebus.nats.server.subscription_memory import SubscriptionMemory, memory_limit
@@ -82,8 +82,7 @@ SinkRows: TypeAlias = tuple[SubjectSinks, Indexes | None]
 _UNKNOWN = -1
 _NO_GENERATION = (-1, -1)
 _SAMPLED_RESULTS = 4096
-_ACK_PREFIX = b"$JS.ACK."
-_ACK_PLACEHOLDER = _ACK_PREFIX + b"placeholder"
+_ACK_PLACEHOLDER = subjects.ACK_PREFIX + b"placeholder"
 _SUBSCRIPTIONS_ONLY = {NatsSubscription}
 _LISTENERS_PER_STEP = 1024
 
@@ -262,7 +261,7 @@ class SubjectRoutes:
     def match(self, subject: bytes) -> SubjectSinks:
         """Return the sinks of a subject, merged unless they are paged."""
         if (
-            subject.startswith(_ACK_PREFIX)
+            subject.startswith(subjects.ACK_PREFIX)
             and not self._partial_ack_patterns
             and subjects.is_legal(subject)
         ):
@@ -327,7 +326,9 @@ class SubjectRoutes:
         self.search(numbers)
         return self._result_by_subject[numbers]
 
-    def search(self, numbers: npt.NDArray[np.int32], max_sinks: float = math.inf) -> int:
+    def search(
+        self, numbers: npt.NDArray[np.int32], max_sinks: float = math.inf
+    ) -> tuple[int, int]:
         """Search for the sinks of subjects without a cached result.
 
         Args:
@@ -335,26 +336,24 @@ class SubjectRoutes:
             max_sinks: The search ends when more sinks are found.
 
         Returns:
-            The number of sinks found, or more if finding them took longer. Results that several
-            subjects share count once.
+            The number of sinks found, or a higher number if the search took longer, and the number
+            of subjects searched. Sinks that several subjects share count once.
         """
-        valid_for = (self._sublist.generation, self.table.generation)
-        if valid_for != self._result_generation or self._cached_sink_count > CACHED_SINKS_MAX:
-            self._forget_results()
-            self._result_generation = valid_for
+        self._forget_old_results()
         is_unknown = self._result_by_subject[numbers] == _UNKNOWN
-        sink_count = 0
+        sink_count = subject_count = 0
         if is_unknown.any():
             for number in np.unique(numbers[is_unknown]).tolist():
                 if sink_count > max_sinks:
                     break
+                subject_count += 1
                 sinks = self.match(self.table.names[number])
                 result = self._results_by_identity.get(id(sinks))
                 if result is None:
                     sink_count += _search_cost(sinks)
                     result = self._result_number(sinks)
                 self._result_by_subject[number] = result
-        return sink_count
+        return sink_count, subject_count
 
     def match_some(
         self, names: Sequence[bytes], max_sinks: float
@@ -374,6 +373,24 @@ class SubjectRoutes:
                 found_ids.add(id(sinks))
                 sink_count += _search_cost(sinks)
         return results, sink_count
+
+    def count_until_searched(self, numbers: npt.NDArray[np.int32], limit: int) -> int:
+        """Return the number of leading messages of which at most `limit` have no cached result.
+
+        Args:
+            numbers: Subject numbers of the messages, shape (n,).
+        """
+        self._forget_old_results()
+        return count_until(self._result_by_subject[numbers] == _UNKNOWN, limit)
+
+    def _forget_old_results(self) -> None:
+        """Forget cached results if a route or the table of subjects has changed, or if they are
+        too many.
+        """
+        valid_for = (self._sublist.generation, self.table.generation)
+        if valid_for != self._result_generation or self._cached_sink_count > CACHED_SINKS_MAX:
+            self._forget_results()
+            self._result_generation = valid_for
 
     def _forget_results(self) -> None:
         """Forget cached results. They would keep subscriptions that have ended."""

@@ -159,8 +159,8 @@ class NatsSession:
         """Messages sent or pending."""
         self.unprocessed = UnprocessedInput()
         """Received bytes that are processed in later turns. See `allow_split_reads`."""
-        self.pending_publication: PendingPublication | None = None
-        """Publication that has not been delivered to all receivers yet."""
+        self.pending_request: PendingRequest | None = None
+        """Request that is processed in several turns, until it is done."""
         self.can_split_reads = False
         """True if a read with expensive commands may be processed in parts."""
         self._owner = owner
@@ -218,17 +218,16 @@ class NatsSession:
 
     @property
     def kept_input_bytes(self) -> int:
-        """Received bytes that are kept: the incomplete command, the pending publication, and bytes
+        """Received bytes that are kept: the incomplete command, the pending request, and bytes
         that are not processed yet.
         """
-        publication = self.pending_publication
-        publication_bytes = 0 if publication is None else publication.kept_bytes
-        return self.parser.tail_bytes + len(self.unprocessed) + publication_bytes
+        request_bytes = 0 if self.pending_request is None else self.pending_request.kept_bytes
+        return self.parser.tail_bytes + len(self.unprocessed) + request_bytes
 
     @property
     def is_request_pending(self) -> bool:
         """True if `NatsServer.continue_request` must be called before the next `receive`."""
-        return self.pending_publication is not None
+        return self.pending_request is not None
 
     @property
     def next_read_bytes(self) -> int:
@@ -251,7 +250,7 @@ class NatsSession:
     def allow_split_reads(self) -> None:
         """Process only some expensive commands of a read at once.
 
-        After each read the caller processes in later turns the pending publication, see
+        After each read the caller processes in later turns the pending request, see
         `NatsServer.continue_request`, and then `unprocessed`, see `refill`.
         """
         self.can_split_reads = True
@@ -458,6 +457,17 @@ class NatsSubscription:
         """Return the session."""
         return [self.session]
 
+    def remove_from_session(self) -> bool:
+        """Remove the subscription from its session. Nothing more is delivered to it.
+
+        Returns:
+            False if the session does not have the subscription.
+        """
+        if self.session.subscriptions.pop(self.sid, None) is None:
+            return False
+        self.has_ended = True
+        return True
+
     def accepts_from(self, origin: NatsSession | None) -> bool:
         """Return True if messages of this publisher are delivered."""
         return not self.has_ended and self.session.accepts_from(origin)
@@ -544,8 +554,8 @@ class NatsSubscription:
             self.session.end_subscription(self)
 
 
-class PendingPublication:
-    """Rest of a publication of one client, which is delivered in later turns."""
+class PendingRequest:
+    """Rest of a publication, or of a repeated CONNECT, which is processed in later turns."""
 
     __slots__ = (
         "cost_bytes",
@@ -559,13 +569,13 @@ class PendingPublication:
 
     def __init__(self, steps: Iterator[None], kept_bytes: int) -> None:
         self.steps = steps
-        """Generator that delivers the messages. It yields at the end of each turn but the last."""
+        """Generator that does the work. It yields at the end of each turn but the last."""
         self.kept_bytes = kept_bytes
-        """Size of the messages, which are copies of received bytes."""
+        """Size of copied messages."""
         self.read_bytes = self.event_count = 0
-        """Size and number of events of the read that contained the publication."""
+        """Size and number of events of the read that contained the request."""
         self.cost_bytes = self.fan_out_bytes = 0
-        """Cost so far of the read that contained the publication; see
+        """Cost so far of the read that contained the request; see
         `NatsSession.adapt_read_size`.
         """
         self.slow_sessions: dict[NatsSession, None] = {}

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason
-from simplebus.core.limits import Limits
+from simplebus.core.limits import CONNECTION_SCAN_MESSAGES_MAX, Limits
 from simplebus.core.settings import ClassSettings
 from simplebus.nats.class_requests import encode_token
+from simplebus.nats.limits import (
+    ACK_COST_BYTES,
+    ENCODED_FRAMES_MAX,
+    NACK_EXTRA_COST_BYTES,
+    OUTPUT_PER_READ_BYTES,
+    TERMINATE_EXTRA_COST_BYTES,
+)
 from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1
@@ -179,6 +188,22 @@ def test_unread_messages_stay_in_the_class() -> None:
     assert client.payloads() == numbered(5000, size=100)
 
 
+def test_few_messages_are_encoded_at_once() -> None:
+    count = 3 * ENCODED_FRAMES_MAX + 1
+    harness = holding(*numbered(count))
+    harness.skips_checks = True
+    source = harness.client(
+        f"SUB $SB.SUB.1.-.in_flight={count} 1\r\n".encode()
+    ).session.outbox.source
+    assert source is not None
+    encoded_counts = []
+    while not source.is_idle:
+        encoded_counts.append(source.encode_next(harness.broker.tick_number).count(b"MSG class.1 "))
+        assert source.scanned_count > CONNECTION_SCAN_MESSAGES_MAX or source.is_idle
+    assert sum(encoded_counts) == count
+    assert max(encoded_counts) <= ENCODED_FRAMES_MAX
+
+
 def test_in_flight_option_limits_unacked_messages() -> None:
     harness = holding(*numbered(30))
     client = harness.client(b"SUB $SB.SUB.1.-.in_flight=10 1\r\n")
@@ -252,6 +277,7 @@ def test_two_members_of_one_client_share_messages() -> None:
     harness.peer(publish1(1, *numbered(20, start=4)))
     messages = client.messages()
     assert sorted(m.payload for m in messages) == sorted(numbered(24))
+    assert {(m.sid, fields(m)[1]) for m in messages} == {("1", "g"), ("2", "g_2")}
     for message in messages:
         client.pub(message.reply)
     assert harness.statistics(1).ring.message_count == 0
@@ -532,6 +558,37 @@ def test_many_acks_in_one_read() -> None:
         b"".join(b"PUB %b 4\r\n+ACK\r\nPUB other 0\r\n\r\n" % m.reply.encode() for m in even)
     )
     assert harness.statistics(1).ring.message_count == 0
+    assert harness.broker.refusal_counts == {}
+
+
+@pytest.mark.parametrize(
+    ("payload", "queue", "extra_cost_bytes"),
+    [
+        (b"", "", 0),
+        (b"", "g", NACK_EXTRA_COST_BYTES),
+        (b"-NAK 60s", "", NACK_EXTRA_COST_BYTES),
+        (b"+WPI", "g", NACK_EXTRA_COST_BYTES),
+        (b"+TERM", "", TERMINATE_EXTRA_COST_BYTES),
+    ],
+)
+def test_acks_of_one_read_are_processed_in_turns(
+    payload: bytes, queue: str, extra_cost_bytes: int
+) -> None:
+    harness = holding(*numbered(1000))
+    harness.skips_checks = True
+    client = harness.client()
+    client.sub("$SB.SUB.1", queue=queue)
+    replies = [message.reply.encode() for message in client.messages()]
+    client.session.allow_split_reads()
+    client.send(b"".join(b"PUB %b %d\r\n%b\r\n" % (r, len(payload), payload) for r in replies))
+    counts = [client.session.ack_count]
+    while client.session.is_request_pending or client.session.unprocessed:
+        client.continue_read()
+        counts.append(client.session.ack_count)
+    assert counts[-1] == 1000
+    turn_max = OUTPUT_PER_READ_BYTES // (ACK_COST_BYTES + extra_cost_bytes) + 1
+    assert counts[0] <= turn_max
+    assert max(after - before for before, after in pairwise(counts)) <= turn_max
     assert harness.broker.refusal_counts == {}
 
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 
 from simplebus.core.errors import Reason
+from simplebus.core.limits import SUBSCRIPTIONS_ENDED_PER_TURN
+from simplebus.core.subscription import unacked_messages
+from simplebus.nats.limits import OUTPUT_PER_READ_BYTES, UNSUBSCRIBE_COST_BYTES
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import connect_version2, subscribe
-from tests.nats.bus.two_listeners import DEAD_1, NatsBrokerHarness, deliveries, holding, stored
+from tests.nats.bus.two_listeners import (
+    DEAD_1,
+    Client,
+    NatsBrokerHarness,
+    deliveries,
+    holding,
+    stored,
+)
 
 
 def test_unsub_returns_unacked_messages_and_keeps_the_durable() -> None:
@@ -90,6 +100,50 @@ def test_repeated_connect_ends_acked_subscriptions() -> None:
     assert deliveries(client.messages()) == [(b"a", 2)]
 
 
+def open_members(harness: NatsBrokerHarness, count: int) -> Client:
+    """Return a client with as many members of a queue group, which have a message each."""
+    harness.skips_checks = True
+    client = harness.client(b"SUB subject a\r\n")
+    for number in range(count):
+        client.sub("$SB.SUB.1.-.in_flight=1", f"{number}", "g")
+    assert len(client.messages()) == count
+    return client
+
+
+def test_acked_subscriptions_of_a_closed_client_end_in_turns() -> None:
+    count = 3 * SUBSCRIPTIONS_ENDED_PER_TURN
+    harness = holding(*numbered(2 * count))
+    session_ids = list(harness.broker.sessions)
+    client = open_members(harness, count)
+    left = [len(client.session.subscriptions)]
+    while harness.nats_server.end_some_acked_subscriptions(client.session):
+        left.append(len(client.session.subscriptions))
+        harness.flush()
+        assert client.messages() == []
+    assert left == [count + 1, 2 * count // 3 + 1, count // 3 + 1]
+    client.close()
+    assert list(harness.broker.sessions) == session_ids
+    other_client = harness.client(b"SUB $SB.SUB.1.- g 1\r\n")
+    assert deliveries(other_client.messages()) == [
+        (payload, 2 if number < count else 1) for number, payload in enumerate(numbered(2 * count))
+    ]
+
+
+def test_repeated_connect_ends_acked_subscriptions_in_turns() -> None:
+    count = 3 * SUBSCRIPTIONS_ENDED_PER_TURN
+    harness = holding(*numbered(count))
+    client = open_members(harness, count)
+    client.session.allow_split_reads()
+    client.send(b'CONNECT {"headers":true}\r\nSUB $SB.SUB.1.- g 1\r\n')
+    turn_count = 1
+    while client.session.is_request_pending or client.session.unprocessed:
+        client.continue_read()
+        turn_count += 1
+    assert turn_count > count * UNSUBSCRIBE_COST_BYTES // OUTPUT_PER_READ_BYTES
+    assert list(client.session.subscriptions) == [b"1"]
+    assert deliveries(client.messages()) == [(payload, 2) for payload in numbered(count)]
+
+
 def test_client_that_blocks_publishers_is_reported() -> None:
     harness = NatsBrokerHarness(class_messages=2)
     client = harness.client(b"SUB $SB.SUB.1 1\r\n")
@@ -126,6 +180,24 @@ def test_drained_client_can_ack_after_unsub(queue: str) -> None:
     client.pub(second.reply)  # The other client holds the message now.
     assert deliveries(other_client.messages()) == [(b"b", 2)]
     assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
+
+
+def test_ack_after_unsub_is_refused_if_too_many_spans_must_be_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unacked_messages, "RELEASED_SEARCH_SPANS_MAX", 0)
+    harness = holding(b"a", b"b")
+    client = harness.client()
+    client.sub("$SB.SUB.1.d", queue="g")
+    _, message = client.messages()
+    client.send(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
+    for payload in (b"+TERM", b"+ACK"):
+        client.pub(message.reply, payload, reply="_INBOX.me")
+        assert [m.headers[:12] for m in client.messages()] == [b"NATS/1.0 503"]
+    assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2}
+    other_client = harness.client()
+    other_client.sub("$SB.SUB.1.d", queue="g")
+    assert deliveries(other_client.messages()) == [(b"a", 2), (b"b", 2)]
 
 
 @pytest.mark.parametrize("queue", ["", "g"])

@@ -115,10 +115,22 @@ class Client:
         for data in chunks:
             buffer = self.harness.nats_buffer
             self.harness.nats_server.receive(self.session, buffer, buffer.fill(data))
-            self.harness.check_invariants()
-            self.harness.resumed += self.harness.broker.end_turn().resume
-            self.harness.check_invariants()
-            self.harness.flush()
+            self._end_turn()
+
+    def continue_read(self) -> None:
+        """Let the server process the next part of the sent bytes; some must be unprocessed."""
+        server, buffer = self.harness.nats_server, self.harness.nats_buffer
+        if self.session.is_request_pending:
+            server.continue_request(self.session)
+        else:
+            server.receive(self.session, buffer, self.session.refill(buffer))
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        self.harness.check_invariants()
+        self.harness.resumed += self.harness.broker.end_turn().resume
+        self.harness.check_invariants()
+        self.harness.flush()
 
     def pub(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: bytes = b""

@@ -254,6 +254,26 @@ def test_mixed_batch_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert reading.kinds["MixedBatch"] == 3
 
 
+def test_acks_are_not_added_to_the_subject_table() -> None:
+    table = SubjectTable()
+    data = b"".join(pub(Random(), b"$JS.ACK.1.d.1.%d.1.0.0" % n, b"+ACK") for n in range(300))
+    reading = read([data], table=table)
+    assert reading.found == parse_with_oracle(data)
+    assert reading.kinds["MixedBatch"] == 0
+    assert table.names == []
+
+
+def test_new_subjects_of_a_mixed_batch_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.NEW_SUBJECT_MESSAGES_MAX", 30)
+    for payload in (b"x", LOOKS_LIKE[0]):
+        table = SubjectTable()
+        data = b"".join(pub(Random(), b"subject.%d" % (n % 100), payload) for n in range(300))
+        reading = read([data], table=table)
+        assert reading.found == parse_with_oracle(data)
+        assert reading.kinds["MixedBatch"] == 10  # Subjects are looked up once per read.
+        assert read([data], table=table).kinds["MixedBatch"] == 1
+
+
 def test_subject_table_is_reset_between_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.nats.protocol.subject_table.SUBJECTS_MAX", 150)
     monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIXED_BATCH_MESSAGES_MAX", 100)

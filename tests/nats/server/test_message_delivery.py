@@ -20,7 +20,10 @@ from simplebus.nats import nats_server
 from simplebus.nats.limits import (
     FAN_OUT_READ_BYTES,
     FOUND_SINK_COST_BYTES,
+    NEW_SUBJECT_MESSAGES_MAX,
     OUTPUT_PER_READ_BYTES,
+    SEARCHED_SUBJECT_COST_BYTES,
+    SEARCHED_SUBJECTS_PER_TURN_MAX,
     SUBJECTS_MAX,
     NatsLimits,
 )
@@ -410,6 +413,37 @@ def test_a_turn_reaches_few_receivers(publication: bytes, monkeypatch: pytest.Mo
     assert sum(counts) == 100
     assert len(counts) >= 5
     assert max(counts) <= 20
+
+
+def test_known_subjects_are_searched_in_turns_after_routes_have_changed() -> None:
+    harness = splitting()
+    publisher = harness.client(QUIET)
+    message_count = 4 * SEARCHED_SUBJECTS_PER_TURN_MAX + 1
+    messages = b"".join(b"PUB a.%d 1\r\nx\r\n" % number for number in range(message_count))
+    publisher.start(messages)
+    publisher.finish()
+    subscriber = harness.client(QUIET + b"SUB a.> 1\r\n")
+    publisher.start(messages)
+    received = [subscriber.lines()]
+    while publisher.take_turn():
+        received.append(subscriber.lines())
+    assert max(lines.count(b"MSG ") for lines in received) == SEARCHED_SUBJECTS_PER_TURN_MAX
+    assert b"".join(received) == b"".join(
+        b"MSG a.%d 1 1\r\nx\r\n" % number for number in range(message_count)
+    )
+
+
+def test_new_subjects_of_one_read_are_searched_in_turns() -> None:
+    harness = splitting()
+    subscriber, publisher = harness.client(QUIET + b"SUB a.> 1\r\n"), harness.client(QUIET)
+    message_count = 4 * NEW_SUBJECT_MESSAGES_MAX
+    publisher.start(b"".join(b"PUB a.%d 0\r\n\r\n" % number for number in range(message_count)))
+    received_counts = [subscriber.lines().count(b"MSG ")]
+    while publisher.take_turn():
+        received_counts.append(subscriber.lines().count(b"MSG "))
+    assert sum(received_counts) == message_count
+    subjects_max = OUTPUT_PER_READ_BYTES // SEARCHED_SUBJECT_COST_BYTES + NEW_SUBJECT_MESSAGES_MAX
+    assert max(received_counts) <= subjects_max
 
 
 @pytest.mark.parametrize("options", [{}, {"splits_reads": True}], ids=["at once", "in turns"])

@@ -112,6 +112,17 @@ def test_decisions_by_number_equal_decisions_by_name() -> None:
     assert [verdicts.get(name) for name in names] == expected
 
 
+def test_messages_whose_permissions_must_be_decided_are_counted() -> None:
+    table = SubjectTable()
+    numbers = numbered(table, [b"a.%d" % number for number in range(10)])
+    cache = PermissionCache(table, lambda subject: True)
+    assert cache.count_until_decided(numbers, 3) == 3
+    cache.get_many(numbers[:6:2])
+    assert cache.count_until_decided(numbers, 3) == 6
+    cache.get_many(numbers)
+    assert cache.count_until_decided(numbers, 3) == 10
+
+
 def test_permission_cache_is_bounded() -> None:
     checked = []
     verdicts = PermissionCache(SubjectTable(), lambda name: not checked.append(name))

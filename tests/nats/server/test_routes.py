@@ -326,9 +326,12 @@ def test_search_counts_groups_before_they_are_merged() -> None:
     numbers = numbered(routes.table, [b"%d.a" % number for number in range(20)])
     [sinks] = routes.match_each(numbers[:1])
     assert len(sinks) == 1
-    assert routes.search(numbers[1:]) == 0  # All subjects have the same result.
+    assert routes.search(numbers[1:]) == (0, 19)  # All subjects have the same result.
+    assert routes.search(numbers[1:]) == (0, 0)
     routes.subscribe(NatsSubscription(session, b"1.a", b"g", b"9"))
-    assert routes.search(numbers[1:2]) > 4 * MERGED_GROUP_COST
+    sink_count, subject_count = routes.search(numbers[1:2])
+    assert sink_count > 4 * MERGED_GROUP_COST
+    assert subject_count == 1
 
 
 def test_each_message_goes_to_one_current_member() -> None:
