@@ -54,6 +54,7 @@ BULK_MESSAGES = 100_000
 MEMBERS = 1000
 SUBSCRIBERS = 5000
 CONNECTIONS = 5000
+NATS_SUBJECTS = 200_000
 FULL, CHANNELED, VALUES, TIMED, GROUPED, REJECTED, WATCHED = 1, 2, 3, 4, 5, 7, 8
 """Classes."""
 SCATTERED_CLASSES = list(range(101, 201))
@@ -70,6 +71,8 @@ HELD_BY_MEMBERS, DROPPED, OVERDUE = 21, 22, 23
 """Classes of groups whose members hold many messages."""
 GAPS, ACKED = 24, 25
 """Classes whose messages are rejected and acknowledged between others."""
+ACKED_BY_NATS, ACKED_BY_NATS_QUEUE = 26, 27
+"""Classes whose messages NATS clients acknowledge."""
 SEPARATE_MESSAGES = 60_000
 """Messages that are rejected, or acknowledged, apart from their neighbours."""
 HELD_MESSAGES = 200_000
@@ -722,6 +725,62 @@ def nats_publish_to_many(server: HeldServer) -> None:
     readers.join()
 
 
+def nats_publish_to_subjects(server: HeldServer) -> None:
+    """Publish NATS messages with different subjects to one wildcard subscription."""
+    subscriber = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
+    subscriber.sendall(b'CONNECT {"verbose":false}\r\nSUB s.> 1\r\n')
+    publisher = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
+    messages = b"".join(b"PUB s.%d 0\r\n\r\n" % number for number in range(NATS_SUBJECTS))
+    reader = threading.Thread(target=_discard_all, args=([subscriber],), daemon=True)
+    reader.start()
+    publisher.sendall(b'CONNECT {"verbose":false}\r\n' + messages)
+    time.sleep(QUIET_S)
+    for sock in (publisher, subscriber):
+        sock.shutdown(socket.SHUT_RDWR)
+        sock.close()
+    reader.join()
+
+
+def acknowledge_as_nats_client(class_id: int, member_count: int) -> Callable[[HeldServer], object]:
+    """Return a kind in which a NATS client sends +ACK, -NAK, +WPI and +TERM, each for a fifth of
+    its messages, and then disconnects. Several members form a queue group.
+    """
+    subject = b"$SB.SUB.%d.d.in_flight=%d" % (class_id, SEPARATE_MESSAGES)
+    queue = b" members" if member_count > 1 else b""
+
+    def acknowledge(server: HeldServer) -> None:
+        sock = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
+        subs = b"".join(b"SUB %b%b %d\r\n" % (subject, queue, n) for n in range(member_count))
+        sock.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n' + subs)
+        replies: list[bytes] = []
+        reader = threading.Thread(target=_read_replies, args=(sock, replies), daemon=True)
+        reader.start()
+        time.sleep(SETTLE_S)
+        _publish_to_members(server, class_id)
+        time.sleep(SETTLE_S)
+        payloads = (b"", b"-NAK 600s", b"+WPI", b"+TERM")
+        for number, payload in enumerate(payloads):
+            acks = [
+                b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
+                for reply in replies[number :: len(payloads) + 1]
+            ]
+            sock.sendall(b"".join(acks))
+            time.sleep(SETTLE_S)
+        sock.shutdown(socket.SHUT_RDWR)
+        reader.join()
+        sock.close()
+
+    return acknowledge
+
+
+def _read_replies(sock: socket.socket, replies: list[bytes]) -> None:
+    """Append the reply subjects of all messages until the connection ends."""
+    with contextlib.suppress(ConnectionResetError), sock.makefile("rb") as lines:
+        for line in lines:
+            if line.startswith((b"MSG ", b"HMSG ")):
+                replies.append(line.split(b" ")[3])
+
+
 def attack(kind: str) -> Callable[[HeldServer], object]:
     """Return an attack of `load.attacks` as a kind of request."""
     return lambda server: attacks.ATTACKS[kind](server.tcp, server.nats)
@@ -758,6 +817,13 @@ KINDS: Kinds = {
     "reload with 5,000 connections": reload,
     "NATS messages": nats_publish,
     "a NATS message to 5,000 connections": nats_publish_to_many,
+    "200,000 NATS messages with different subjects": nats_publish_to_subjects,
+    "acks and nacks by a NATS client with 60,000 messages": acknowledge_as_nats_client(
+        ACKED_BY_NATS, 1
+    ),
+    "acks and nacks by 1,000 members of a NATS queue, and their end": acknowledge_as_nats_client(
+        ACKED_BY_NATS_QUEUE, MEMBERS
+    ),
     "61,440 patterns": attack("patterns"),
     "200,000 NATS wildcards": attack("wildcards"),
     "5,000 silent connections": attack("connections"),
