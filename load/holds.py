@@ -735,9 +735,8 @@ def nats_publish_to_subjects(server: HeldServer) -> None:
     reader.start()
     publisher.sendall(b'CONNECT {"verbose":false}\r\n' + messages)
     time.sleep(QUIET_S)
-    for sock in (publisher, subscriber):
-        sock.shutdown(socket.SHUT_RDWR)
-        sock.close()
+    publisher.close()
+    subscriber.shutdown(socket.SHUT_RDWR)
     reader.join()
 
 
