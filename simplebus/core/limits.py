@@ -267,7 +267,7 @@ WAITING_SEARCH_SPANS_MAX = 128
 RELEASED_SEARCH_SPANS_MAX = 4096
 # Ranges of messages whose attempts and delays a subscription without a durable passes on to one of
 # another kind, at the cost of microseconds each.
-HANDOVER_RANGES_MAX = 1024
+HANDOVER_RANGES_MAX = 640
 
 # The first scan for expired messages covers this many. Later scans grow while all are expired.
 EXPIRY_SCAN_INITIAL_MESSAGES = 8

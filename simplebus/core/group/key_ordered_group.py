@@ -328,7 +328,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
     It is a `MessageHolder` of its position: it holds the messages that wait in partitions.
     """
 
-    _continued_scan_max: ClassVar[int] = 1024
+    _continued_scan_max: ClassVar[int] = 640
 
     def __init__(
         self, position: Position, clock: BrokerClock, delayed_wakeups: DelayedWakeups
