@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 SIZE_DIGITS_MAX = 9
 # Subjects that have numbers at the same time; when more are needed, all are forgotten.
 SUBJECTS_MAX = 65_536
+# Forgotten subjects whose memory is freed at once.
+SUBJECTS_FREED_PER_TURN = 1024
 # Longer subjects are left to the line parser.
 BULK_SUBJECT_BYTES_MAX = 128
 # Smallest uniform batch. Messages are compared in blocks of growing size, so that a batch that
@@ -28,7 +30,7 @@ BULK_PARSE_MESSAGE_BYTES_MAX = 2 * 1024
 MIXED_BATCH_MESSAGES_MIN = 16
 MIXED_BATCH_MESSAGES_MAX = 32 * 1024
 # Maximum number of messages of a mixed batch whose subjects are not in the subject table yet.
-NEW_SUBJECT_MESSAGES_MAX = 256
+NEW_SUBJECT_MESSAGES_MAX = 192
 # A batch is delivered message by message if more than this fraction of the messages have different
 # sinks.
 SCATTERED_FRACTION = 0.8
@@ -89,8 +91,8 @@ GROUPING_COST_BYTES = 2 * 1024
 SINK_COMPARISON_COST_BYTES = 128
 # Cost of searching for the sinks of a subject without a cached result, and maximum number of
 # messages with such subjects in one turn. The same maximum applies to permissions.
-SEARCHED_SUBJECT_COST_BYTES = 12 * 1024
-SEARCHED_SUBJECTS_PER_TURN_MAX = 512
+SEARCHED_SUBJECT_COST_BYTES = 14 * 1024
+SEARCHED_SUBJECTS_PER_TURN_MAX = 384
 # Cost of finding, merging or examining one of many sinks of a subject. The search for the sinks of
 # a batch ends when more than SEARCHED_SINKS_PER_TURN_MAX are found; then its messages are published
 # singly.
@@ -143,7 +145,7 @@ CLIENT_SUBSCRIPTION_MEMORY_MIN_BYTES = 64 * 1024
 ACK_COST_BYTES = 48 * 1024
 # What a nack, a working, or an ack in a queue group costs besides, and a terminate.
 NACK_EXTRA_COST_BYTES = 96 * 1024
-TERMINATE_EXTRA_COST_BYTES = 448 * 1024
+TERMINATE_EXTRA_COST_BYTES = 640 * 1024
 # Cost of an ack or terminate by a client that has left the position: many spans are searched.
 SPAN_SEARCH_COST_BYTES = OUTPUT_PER_READ_BYTES // 2
 # Cost of a message stored in a class with others, and of a message stored singly.

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.protocol.frames import Flags, Words
-from simplebus.nats.limits import BULK_SUBJECT_BYTES_MAX, SUBJECTS_MAX
+from simplebus.nats.limits import BULK_SUBJECT_BYTES_MAX, SUBJECTS_FREED_PER_TURN, SUBJECTS_MAX
 
 SubjectNumbers = npt.NDArray[np.int32]
 Indexes = npt.NDArray[np.int64]
@@ -49,6 +49,8 @@ class SubjectTable:
         self.generation = 0
         """Number that grows whenever the table is cleared."""
         self._numbers: dict[bytes, int] = {}
+        self._forgotten: dict[bytes, int] = {}
+        """Subjects of before the table was cleared: freeing all of them takes milliseconds."""
         self._slots: SubjectNumbers = np.zeros(_SLOTS, np.int32)
         self._hashes: Words = np.zeros(SUBJECTS_MAX + 1, np.uint64)
         self._lengths: Indexes = np.zeros(SUBJECTS_MAX + 1, np.int64)
@@ -58,10 +60,12 @@ class SubjectTable:
         """Make space for `count` more subjects, at most SUBJECTS_MAX, by clearing the
         table if necessary.
         """
+        for _ in range(min(len(self._forgotten), SUBJECTS_FREED_PER_TURN)):
+            self._forgotten.popitem()
         if len(self.names) + count <= SUBJECTS_MAX:
             return
         self.names.clear()
-        self._numbers.clear()
+        self._forgotten, self._numbers = self._numbers, {}
         self._slots.fill(0)
         self.generation += 1
 
