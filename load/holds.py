@@ -752,7 +752,8 @@ def acknowledge_as_nats_client(class_id: int, member_count: int) -> Callable[[He
         subs = b"".join(b"SUB %b%b %d\r\n" % (subject, queue, n) for n in range(member_count))
         sock.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n' + subs)
         replies: list[bytes] = []
-        reader = threading.Thread(target=_read_replies, args=(sock, replies), daemon=True)
+        pongs = threading.Semaphore(0)
+        reader = threading.Thread(target=_read_replies, args=(sock, replies, pongs), daemon=True)
         reader.start()
         time.sleep(SETTLE_S)
         _publish_to_members(server, class_id)
@@ -763,8 +764,8 @@ def acknowledge_as_nats_client(class_id: int, member_count: int) -> Callable[[He
                 b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
                 for reply in replies[number :: len(payloads) + 1]
             ]
-            sock.sendall(b"".join(acks))
-            time.sleep(SETTLE_S)
+            sock.sendall(b"".join(acks) + b"PING\r\n")
+            pongs.acquire(timeout=PATIENCE_S)
         sock.shutdown(socket.SHUT_RDWR)
         reader.join()
         sock.close()
@@ -772,12 +773,14 @@ def acknowledge_as_nats_client(class_id: int, member_count: int) -> Callable[[He
     return acknowledge
 
 
-def _read_replies(sock: socket.socket, replies: list[bytes]) -> None:
-    """Append the reply subjects of all messages until the connection ends."""
+def _read_replies(sock: socket.socket, replies: list[bytes], pongs: threading.Semaphore) -> None:
+    """Append the reply subjects of all messages, and count PONGs, until the connection ends."""
     with contextlib.suppress(ConnectionResetError), sock.makefile("rb") as lines:
         for line in lines:
             if line.startswith((b"MSG ", b"HMSG ")):
                 replies.append(line.split(b" ")[3])
+            elif line == b"PONG\r\n":
+                pongs.release()
 
 
 def attack(kind: str) -> Callable[[HeldServer], object]:
