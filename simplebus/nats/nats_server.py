@@ -12,6 +12,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -342,7 +343,8 @@ class NatsServer:
         if session.is_closed:
             return
         while session.is_request_pending:
-            self.continue_request(session)
+            with suppress(NatsError):  # No client can receive the error.
+                self.continue_request(session)
         session.is_closed = session.is_disconnecting = True
         del self.sessions[session.client_id]
         self.closed_in_messages += session.in_messages

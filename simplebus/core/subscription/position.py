@@ -996,6 +996,8 @@ class Position:
         Returns:
             False if the position has too many spans to search for the message.
         """
+        if not self.unacked.unsettled_ranges(sequence, sequence + 1):
+            return True
         spans = self.unacked.remove_in_flight(sequence, sequence + 1, 0)
         found = spans or self.unacked.find_sent_message(sequence)
         self.terminate_spans(found or [], error)

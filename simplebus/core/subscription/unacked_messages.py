@@ -395,8 +395,10 @@ class UnackedMessages:
         if not self._is_shared:
             self.ack(sequence, sequence + 1)
             return True
+        if not self._window.unacked_ranges(sequence, sequence + 1):
+            return True
         found = self.find_sent_message(sequence)
-        if found and self._window.unacked_ranges(sequence, sequence + 1):
+        if found:
             self.mark_done(sequence, sequence + 1)
         return found is not None
 

@@ -186,15 +186,18 @@ def test_ack_after_unsub_is_refused_if_too_many_spans_must_be_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(unacked_messages, "RELEASED_SEARCH_SPANS_MAX", 0)
-    harness = holding(b"a", b"b")
+    harness = holding(b"a", b"b", b"c")
     client = harness.client()
     client.sub("$SB.SUB.1.d", queue="g")
-    _, message = client.messages()
+    _, message, settled = client.messages()
+    client.pub(settled.reply)
     client.send(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
     for payload in (b"+TERM", b"+ACK"):
         client.pub(message.reply, payload, reply="_INBOX.me")
         assert [m.headers[:12] for m in client.messages()] == [b"NATS/1.0 503"]
     assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2}
+    client.pub(settled.reply, b"+ACK", reply="_INBOX.me")
+    assert [m.headers for m in client.messages()] == [b""]
     other_client = harness.client()
     other_client.sub("$SB.SUB.1.d", queue="g")
     assert deliveries(other_client.messages()) == [(b"a", 2), (b"b", 2)]
