@@ -28,7 +28,12 @@ from simplebus.nats.limits import (
 )
 from simplebus.nats.numbers import parse_digits
 from simplebus.nats.protocol.events import MixedBatch
-from simplebus.nats.protocol.subject_table import SubjectNumbers, SubjectTable, have_no_blanks
+from simplebus.nats.protocol.subject_table import (
+    SubjectNumbers,
+    SubjectTable,
+    count_until,
+    have_no_blanks,
+)
 from simplebus.nats.subjects import ACK_PREFIX
 
 _VERB = b"PUB "
@@ -236,14 +241,7 @@ class BulkParser:
             rows = slice(*pieces[0])
         else:
             rows = np.concatenate([np.arange(*piece) for piece in pieces])
-        new_rows = np.flatnonzero(self._numbers[rows] < 0)
-        if new_rows.size > NEW_SUBJECT_MESSAGES_MAX:
-            count = int(new_rows[NEW_SUBJECT_MESSAGES_MAX])
-            rows = (
-                rows[:count]
-                if isinstance(rows, np.ndarray)
-                else slice(rows.start, rows.start + count)
-            )
+        rows = self._limit_new_subjects(rows)
         starts = self.starts[rows]
         end = int(self.ends[rows][-1])
         bounds = np.empty(starts.size + 1, np.int64)
@@ -256,18 +254,29 @@ class BulkParser:
             self._data[offset:end], bounds, subject_ends, bodies, self._assign_numbers(rows)
         )
 
-    def _assign_numbers(self, rows: slice | Integers) -> SubjectNumbers:
-        """Return the subject numbers of these plain candidates; unknown subjects are added to the
-        table.
+    def _limit_new_subjects(self, rows: slice | Integers) -> slice | Integers:
+        """Return the leading candidates, of which at most NEW_SUBJECT_MESSAGES_MAX have subjects
+        that are not in the table, and make space for these subjects.
         """
-        numbers = self._numbers[rows]
-        unknown_rows = np.flatnonzero(numbers < 0)
-        self._table.reserve(unknown_rows.size)
+        new_count = int(np.count_nonzero(self._numbers[rows] < 0))
+        self._table.reserve(min(new_count, NEW_SUBJECT_MESSAGES_MAX))
         if self._table.generation != self._generation:
             self._generation = self._table.generation
             self._numbers = self._table.find(self._words, self.starts + len(_VERB), self._lengths)
-            numbers = self._numbers[rows]
-            unknown_rows = np.flatnonzero(numbers < 0)
+        is_new = self._numbers[rows] < 0
+        count = count_until(is_new, NEW_SUBJECT_MESSAGES_MAX)
+        if count == is_new.size:
+            return rows
+        return (
+            rows[:count] if isinstance(rows, np.ndarray) else slice(rows.start, rows.start + count)
+        )
+
+    def _assign_numbers(self, rows: slice | Integers) -> SubjectNumbers:
+        """Return the subject numbers of these plain candidates; unknown subjects are added to the
+        table, which must have space.
+        """
+        numbers = self._numbers[rows]
+        unknown_rows = np.flatnonzero(numbers < 0)
         if unknown_rows.size:
             candidates = np.arange(self.starts.size)[rows][unknown_rows]
             starts, lengths = self.starts[candidates] + len(_VERB), self._lengths[candidates]

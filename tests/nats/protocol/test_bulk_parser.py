@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -272,6 +273,25 @@ def test_new_subjects_of_a_mixed_batch_are_bounded(monkeypatch: pytest.MonkeyPat
         assert reading.found == parse_with_oracle(data)
         assert reading.kinds["MixedBatch"] == 10  # Subjects are looked up once per read.
         assert read([data], table=table).kinds["MixedBatch"] == 1
+
+
+def test_few_subjects_are_added_at_once_after_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.nats.protocol.subject_table.SUBJECTS_MAX", 150)
+    monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.NEW_SUBJECT_MESSAGES_MAX", 30)
+    added_counts: list[int] = []
+    original = SubjectTable.assign_numbers
+
+    def assign_numbers(table: SubjectTable, subjects: list[bytes], *where: Any) -> list[int]:
+        added_counts.append(len(subjects))
+        return original(table, subjects, *where)
+
+    monkeypatch.setattr(SubjectTable, "assign_numbers", assign_numbers)
+    table = SubjectTable()
+    old = b"".join(pub(Random(), b"s.%d" % n, b"x" * (n % 7)) for n in range(140))
+    new = b"".join(pub(Random(), b"t.%d" % n, b"x" * (n % 7)) for n in range(15))
+    assert read([old, old + new], table=table).found == parse_with_oracle(old + old + new)
+    assert table.generation > 0
+    assert max(added_counts) == 30
 
 
 def test_subject_table_is_reset_between_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
