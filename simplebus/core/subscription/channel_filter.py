@@ -47,6 +47,8 @@ _FEW_PATTERNS_MAX = 16
 """Patterns that are indexed in a short time."""
 _CHANNELS_PER_PATTERN = 2
 """Indexing one pattern costs as much as comparing this many channels with the patterns."""
+_RULES_PER_CHANNEL = 6
+"""Comparing a channel with this many rules of a scope costs as much as with all patterns."""
 _NOT_MATCHED, _MATCHED, _UNKNOWN = range(3)
 
 MatchStates = npt.NDArray[np.uint8]
@@ -109,20 +111,20 @@ class ChannelFilter:
         return self._matched_count == len(self._number_by_name)
 
     def add_channels(self, numbers: npt.NDArray[np.intp]) -> None:
-        """Add new channels that match the patterns; the last number is the greatest."""
-        self._grow_to(int(numbers[-1]))
-        if self.scope is None:
-            self._match_states[numbers] = _MATCHED
-            self._matched_count += numbers.size
+        """Add new channels that match the patterns; the last number is the greatest.
+
+        They are compared with the rules of a scope later, in turns: there may be many filters.
+        """
+        if self.scope is not None:
+            self.add_unknown_channels(numbers)
             return
-        for number in numbers.tolist():
-            is_match = self.scope.is_allowed(self._name_by_number[number])
-            self._match_states[number] = _MATCHED if is_match else _NOT_MATCHED
-            self._matched_count += is_match
+        self._grow_to(int(numbers[-1]))
+        self._match_states[numbers] = _MATCHED
+        self._matched_count += numbers.size
 
     def add_unknown_channels(self, numbers: npt.NDArray[np.intp]) -> None:
-        """Add new channels that are compared with the patterns later; the last number is the
-        greatest.
+        """Add new channels that are compared with the patterns and the scope later; the last number
+        is the greatest.
         """
         self._grow_to(int(numbers[-1]))
         self._match_states[numbers] = _UNKNOWN
@@ -158,18 +160,25 @@ class ChannelFilter:
     def find_known_end(self, numbers: npt.NDArray[np.uint32]) -> tuple[int, int]:
         """Return how many leading `numbers` can be matched at a limited cost, and the cost.
 
-        The cost is the number of channels that must be compared with the patterns, at most
-        COMPARED_CHANNELS_MAX. Indexing many patterns counts as comparing more channels, and until
-        all of them are indexed, each call lets one channel be compared with all patterns.
+        The cost is a number of comparisons of a channel with the patterns, at most
+        COMPARED_CHANNELS_MAX. Indexing many patterns, or a scope with many rules, counts as more
+        comparisons. Until all patterns are indexed, each call lets one channel be compared with all
+        of them.
         """
         self._grow_to(len(self._name_by_number) - 1)
         unevaluated_indexes = np.flatnonzero(self._match_states.take(numbers) == _UNKNOWN)
         is_indexed = not unevaluated_indexes.size or self._index_some_patterns()
-        count, self._uncounted_cost = self._uncounted_cost, 0
-        unevaluated_max = max(COMPARED_CHANNELS_MAX - count, 1) if is_indexed else 1
+        indexing_cost, self._uncounted_cost = self._uncounted_cost, 0
+        channel_cost = 1
+        if self.scope is not None:
+            channel_cost += self.scope.rule_count // _RULES_PER_CHANNEL
+        unevaluated_max = 1
+        if is_indexed:
+            unevaluated_max = max((COMPARED_CHANNELS_MAX - indexing_cost) // channel_cost, 1)
         if unevaluated_indexes.size > unevaluated_max:
             return int(unevaluated_indexes[unevaluated_max]), COMPARED_CHANNELS_MAX
-        return numbers.size, min(unevaluated_indexes.size + count, COMPARED_CHANNELS_MAX)
+        cost = unevaluated_indexes.size * channel_cost + indexing_cost
+        return numbers.size, min(cost, COMPARED_CHANNELS_MAX)
 
     def is_match(self, number: int) -> bool:
         """Return True if this channel matches."""
@@ -180,7 +189,10 @@ class ChannelFilter:
 
     def _evaluate_channel(self, number: int) -> None:
         name = self._name_by_number[number]
-        is_match = self.has_pattern(name) if name else ZERO_OR_MORE in self.watched_patterns
+        if not self.patterns:
+            is_match = True  # Only the scope restricts the filter: no pattern needs to be indexed.
+        else:
+            is_match = self.has_pattern(name) if name else ZERO_OR_MORE in self.patterns
         is_match = is_match and (self.scope is None or self.scope.is_allowed(name))
         self._match_states[number] = _MATCHED if is_match else _NOT_MATCHED
         self._matched_count += is_match

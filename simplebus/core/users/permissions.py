@@ -241,6 +241,11 @@ class ClassPermissions:
         self._cache_key: object = None
         """Channel list and generation that the cached results belong to."""
 
+    @property
+    def rule_count(self) -> int:
+        """Number of rules that a channel may have to be compared with."""
+        return len(self.deny) + len(self.allow)
+
     def is_allowed(self, channel: str) -> bool:
         """Return True if messages of this channel are allowed; "" stands for no channel."""
         if any(matches(pattern, channel) for pattern in self.deny):

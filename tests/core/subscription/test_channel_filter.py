@@ -287,6 +287,8 @@ def test_filter_that_matches_all_channels_is_detected(
     )
     named = add_filter(table, ">")  # Does not match messages without a channel.
     store_messages(table, ring, ["a", "", "b.c"])
+    assert not scoped.is_match_all  # Permissions are compared when the messages are delivered.
+    check_filter(scoped, ring, ["a", "", "b.c"])
     assert [each.is_match_all for each in (wide_filters, scoped, named)] == [True, True, False]
     store_messages(table, ring, ["secret.x"])
     assert [each.is_match_all for each in (wide_filters, scoped)] == [True, False]
@@ -296,6 +298,7 @@ def test_filter_that_matches_all_channels_is_detected(
     assert late.is_match_all
     ring.release(ring.head)
     store_messages(table, ring, ["d", "e", "f"])  # The other channels are forgotten.
+    check_filter(scoped, ring, ["a", "", "b.c", "secret.x", "d", "e", "f"])
     assert table.count_stored("secret.x") == 0
     assert [each.is_match_all for each in (wide_filters, scoped, late)] == [True, True, True]
 
@@ -334,6 +337,22 @@ def test_one_turn_compares_few_channels_with_patterns(
     assert compared_count >= 5000
     assert sent_count == (5000 if patterns == ["site.*.power"] else 1)
     bus.broker.check_invariants()
+
+
+def test_permissions_of_new_channels_are_compared_in_turns() -> None:
+    rules = tuple(PermissionRule("1", f"secret.{n}") for n in range(60))
+    ring = create_ring()
+    table = ChannelTable(ring)
+    scoped = add_filter(table, scope=PermissionRules(deny=rules).for_class(1, ""))
+    store_messages(table, ring, [f"secret.{n}" for n in range(100)])
+    channels = ring.read_channels(0, 100)
+    assert isinstance(channels, np.ndarray)
+    channel_cost = 1 + 60 // 6  # The patterns, and 60 rules of which six cost as much.
+    limit = COMPARED_CHANNELS_MAX // channel_cost
+    assert scoped.find_known_end(channels) == (limit, COMPARED_CHANNELS_MAX)
+    scoped.match_numbers(channels[:limit])
+    assert scoped.find_known_end(channels[: limit + 1]) == (limit + 1, channel_cost)
+    check_filter(scoped, ring, [f"secret.{n}" for n in range(100)])
 
 
 @given(st.lists(st.integers(0, 5), min_size=1), st.sets(st.integers(0, 5)))
