@@ -28,7 +28,7 @@ COUNT = 3 * DEAD_LETTER_BATCH_MESSAGES
 
 
 def start_with_messages(
-    *, settings: Settings | None = None, **options: str
+    *, settings: Settings | None = None, **options: object
 ) -> tuple[BrokerHarness, Version2Peer]:
     """Return a bus with limited turns, and a subscriber that was sent `COUNT` messages."""
     bus = BrokerHarness(settings)
@@ -137,7 +137,7 @@ def test_dead_letters_are_appended_before_the_subscription_ends(
     options: dict[str, str], is_session_closed: bool
 ) -> None:
     bus, peer = start_with_messages(**options)
-    connect_version2(bus, subscribe(1, 1, start="new"))  # The class keeps a subscription.
+    connect_version2(bus, subscribe(1, 1, start="new"))  # So the backlog need not wait for one.
     session_id = str(peer.session.session_id)
     give_up_all(peer)
     if is_session_closed:
@@ -156,4 +156,74 @@ def test_dead_letters_are_appended_before_the_subscription_ends(
         assert {dead_headers(letter, "session") for letter, _ in letters} == {session_id}
     successor = connect_version2(bus, subscribe(1, 5, **options))
     assert successor.receive_message_ids() == []
+    bus.broker.check_invariants()
+
+
+def dead_sequences(bus: BrokerHarness) -> list[str]:
+    """Return the source sequences of the dead letters."""
+    return [str(dead_headers(letter, "sequence")) for letter, _ in fetch_dead_letters(bus)]
+
+
+ALL_SEQUENCES = [str(n) for n in range(COUNT)]
+
+
+def test_dead_letters_are_appended_before_a_seek() -> None:
+    bus, peer = start_with_messages(durable="d")
+    subscription = peer.session.subscriptions[5]
+    disconnect(peer)
+    subscription.terminate(0, COUNT, attempt=0, error="")
+    successor = connect_version2(bus)
+    successor.session.allow_split_reads()
+    successor.send(subscribe(1, 5, durable="d", start="new", seek=True))
+    counts = [count_dead_letters(bus)]
+    while run_turn(successor):
+        counts.append(count_dead_letters(bus))
+    assert max(after - before for before, after in pairwise(counts)) <= DEAD_LETTER_BATCH_MESSAGES
+    assert dead_sequences(bus) == ALL_SEQUENCES
+    bus.broker.check_invariants()
+
+
+def test_dead_letters_are_appended_before_a_slow_subscription_ends() -> None:
+    bus, peer = start_with_messages(slow="disconnect", max_pending=COUNT)
+    connect_version2(bus, subscribe(1, 1, start="new"))  # So the backlog need not wait for one.
+    give_up_all(peer)
+    publisher = connect_version2(bus, classes=[1])
+    publisher.send(publish(1, 0, *numbered(COUNT + 1)))
+    assert 5 in peer.session.subscriptions
+    assert max(continue_work(bus)) <= DEAD_LETTER_BATCH_MESSAGES
+    assert 5 not in peer.session.subscriptions
+    assert dead_sequences(bus) == ALL_SEQUENCES
+    bus.broker.check_invariants()
+
+
+def test_dead_letters_are_appended_before_an_idle_durable_ends() -> None:
+    bus, peer = start_with_messages(durable="d", idle_seconds=10)
+    connect_version2(bus, subscribe(1, 1, start="new"))  # So the backlog need not wait for one.
+    subscription = peer.session.subscriptions[5]
+    disconnect(peer)
+    subscription.terminate(0, COUNT, attempt=0, error="")
+    assert len(bus.broker.classes[1].positions) == 2
+    bus.broker.clock.now += 11
+    bus.tick()
+    assert len(bus.broker.classes[1].positions) == 2
+    assert max(continue_work(bus)) <= DEAD_LETTER_BATCH_MESSAGES
+    bus.tick()
+    assert len(bus.broker.classes[1].positions) == 1
+    assert dead_sequences(bus) == ALL_SEQUENCES
+    bus.broker.check_invariants()
+
+
+def test_idle_durable_ends_although_its_dead_letters_have_no_space() -> None:
+    dead_letters = ClassSettings(full_policy=FullPolicy.BLOCK, messages_max=COUNT // 2)
+    bus, peer = start_with_messages(
+        settings=Settings(classes={"dead.1": dead_letters}), durable="d", idle_seconds=10
+    )
+    connect_version2(bus, subscribe(1, 1, start="new"))  # So the backlog need not wait for one.
+    subscription = peer.session.subscriptions[5]
+    disconnect(peer)
+    subscription.terminate(0, COUNT, attempt=0, error="")
+    continue_work(bus)
+    bus.broker.clock.now += 11
+    bus.tick()
+    assert len(bus.broker.classes[1].positions) == 1
     bus.broker.check_invariants()

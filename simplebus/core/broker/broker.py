@@ -692,8 +692,10 @@ class Broker:
     def _handle_request(self, session: Session, request: RequestEvent) -> None:
         try:
             match request:
-                case SubscribeRequested(body=SubscribeRequest(start="last_values")):
-                    self._start_request(session, self._subscribe_to_values(session, request))
+                case SubscribeRequested(
+                    body=SubscribeRequest(start="last_values") | SubscribeRequest(seek=True)
+                ):
+                    self._start_request(session, self._subscribe_in_parts(session, request))
                 case SubscribeRequested():
                     self.subscription_manager.subscribe_v2(session, request)
                 case UnsubscribeRequested():
@@ -723,10 +725,8 @@ class Broker:
         """End a subscription. Before that, append the dead letters of its position in parts, unless
         other members of a group stay.
         """
-        subscription = session.subscriptions.get(request.subscription_number)
-        if subscription is not None and not subscription.has_other_members:
-            while self.store.append_dead_letters_of(subscription.position):
-                yield
+        while self.append_some_last_dead_letters(session, request.subscription_number):
+            yield
         if session.is_closed:
             return
         try:
@@ -734,11 +734,30 @@ class Broker:
         except RemoteProtocolError as error:
             self._refuse_request(session, request, error)
 
-    def _subscribe_to_values(self, session: Session, request: SubscribeRequested) -> Iterator[None]:
-        """Subscribe to a class from its last values, which are found in parts."""
+    def append_some_last_dead_letters(self, session: Session, subscription_number: int) -> bool:
+        """Append some dead letters of a subscription that will end. Does nothing if other members
+        of its group stay.
+
+        Returns:
+            True if more dead letters are left, and there is space for them.
+        """
+        subscription = session.subscriptions.get(subscription_number)
+        return (
+            subscription is not None
+            and not subscription.has_other_members
+            and self.store.append_dead_letters_of(subscription.position)
+        )
+
+    def _subscribe_in_parts(self, session: Session, request: SubscribeRequested) -> Iterator[None]:
+        """Subscribe to a class after work that is done in parts: finding its last values, and
+        appending the dead letters of a position that is replaced.
+        """
         cls = self.classes.get(request.class_id)
-        if cls is not None and cls.spill is None:
+        if request.body.start == "last_values" and cls is not None and cls.spill is None:
             yield from cls.last_values.scan_in_parts()
+        position = self.subscription_manager.find_replaced_position(request)
+        while position is not None and self.store.append_dead_letters_of(position):
+            yield
         if session.is_closed:
             return
         try:
@@ -859,9 +878,9 @@ class Broker:
                 if ticked_count >= TICKED_CLASSES_PER_TURN:
                     ticked_count = 0
                     yield []
+        self.subscription_manager.tick()  # Before dead letters are tried again: they delay ends.
         for _ in self.store.tick_in_parts():
             yield []
-        self.subscription_manager.tick()
         self.idle_classes.tick()
         pending_bytes, limit_bytes = 0, self.settings.limits.total_pending_bytes
         sessions = drain_list(list(self.sessions.values()))

@@ -563,6 +563,15 @@ class SubscriptionManager:
         )
         return True
 
+    def find_replaced_position(self, request: SubscribeRequested) -> Position | None:
+        """Return the position that a Subscribe with `seek` replaces. None without `seek`, or if
+        there is no such position.
+        """
+        cls, body = self._store.classes.get(request.class_id), request.body
+        if cls is None or not body.seek:
+            return None
+        return cls.named_positions.get(cls.position_key(body.durable or "", body.group or ""))
+
     def _find_named_position(
         self, session: Session, cls: MessageClass, request: SubscribeRequest
     ) -> Position | None:
@@ -875,7 +884,12 @@ class SubscriptionManager:
         now = self._store.clock.now
         self.producer_states.expire(now)
         for position, since in list(self._idle_since.items()):
-            if position.idle_seconds is not None and now - since >= position.idle_seconds:
+            if (
+                position.idle_seconds is not None
+                and now - since >= position.idle_seconds
+                # Else it ends with a later tick.
+                and not self._store.has_dead_letters_to_append(position)
+            ):
                 position.drop_all(Reason.IDLE_DURABLE)
                 self.end_position(position)
 

@@ -760,7 +760,13 @@ class Store:
             waiting[position] = None  # The other positions of the class are next.
         if not waiting:
             self.position_changes.given_up.pop(position.class_id, None)
+        if position in self.notifier.slow_positions and not has_more:
+            self.position_changes.record_moved(position)  # It can end now.
         return has_more
+
+    def has_dead_letters_to_append(self, position: Position) -> bool:
+        """Return True if dead letters of a position are to be appended, and may have space."""
+        return position in self.position_changes.given_up.get(position.class_id, {})
 
     def append_last_dead_letters(self, position: Position) -> None:
         """Append the dead letters of a position that ends or loses its session, which they name, as
@@ -835,11 +841,23 @@ class Store:
                 self._append_given_up()
             class_id, _ = changes.class_ids.popitem()
             cls = self.classes[class_id]
-            if self.notifier.slow_positions and (slow := self.notifier.pop_slow_positions(cls)):
+            if self.notifier.slow_positions and (slow := self._pop_slow_positions(cls)):
                 changes.class_ids[class_id] = None  # Trimmed when the positions have ended.
                 return slow
             self.trim_class(cls)
         return []
+
+    def _pop_slow_positions(self, cls: MessageClass) -> list[Position]:
+        """Return the positions of a class that exceed their limit and can end, each once.
+        Positions with dead letters to append stay marked as slow.
+        """
+        slow: list[Position] = []
+        for position in self.notifier.pop_slow_positions(cls):
+            if self.has_dead_letters_to_append(position):
+                self.notifier.slow_positions[position] = None
+            else:
+                slow.append(position)
+        return slow
 
     # Time ----------------------------------------------------------------------------------------
 
