@@ -82,8 +82,12 @@ NO_RESPONDERS_COST_BYTES = 16 * 1024
 SUBSCRIBE_COST_BYTES = 1024 * 1024
 # Cost of ending an acked subscription because of a repeated CONNECT.
 UNSUBSCRIBE_COST_BYTES = 256 * 1024
-# Cost of delivering a batch, or a message outside batches, to one sink.
+# Cost of appending some dead letters of a position that ends.
+DEAD_LETTERS_COST_BYTES = 4 * 1024 * 1024
+# Cost of delivering a batch to one sink, and the extra cost if the sink has a delivery filter.
 DELIVERY_COST_BYTES = 24 * 1024
+FILTERED_DELIVERY_COST_BYTES = 16 * 1024
+# Cost of delivering a message outside batches to one sink.
 SINGLE_DELIVERY_COST_BYTES = 10 * 1024
 # Cost of grouping one sink of a batch that is delivered in several turns by its client.
 GROUPING_COST_BYTES = 2 * 1024

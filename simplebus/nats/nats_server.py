@@ -34,6 +34,7 @@ from simplebus.nats.limits import (
     CHECKED_CLIENTS_PER_TURN,
     CONNECT_COST_BYTES,
     COPIED_IN_TURN_BYTES_MAX,
+    DEAD_LETTERS_COST_BYTES,
     DISCONNECT_COST_CHECKS,
     EVENT_COST_BYTES,
     FIRST_PING_SECONDS,
@@ -609,7 +610,7 @@ class NatsServer:
             case Sub():
                 self._subscribe(session, event)
             case Unsub():
-                self._unsubscribe(session, event)
+                self._run_in_turns(session, self._unsubscribe_in_steps(session, event))
             case Connect():
                 self._handle_connect(session, event)
 
@@ -641,22 +642,26 @@ class NatsServer:
         options, user = self.authenticator.handle_connect(session, event.options_json)
         session.options = options
         session.parser.accepts_headers = options.headers
-        steps = self._accept_connect_in_steps(session, user)
-        if session.can_split_reads:
-            self._start_request(session, steps, 0)
-        else:
-            for _ in steps:
-                pass
+        steps = self._accept_connect_in_steps(session, user, self.authenticator)
+        self._run_in_turns(session, steps)
 
-    def _accept_connect_in_steps(self, session: NatsSession, user: User | None) -> Iterator[None]:
-        """Set the user of a session. If it has sent CONNECT before, end its subscriptions first."""
+    def _accept_connect_in_steps(
+        self, session: NatsSession, user: User | None, authenticator: Authenticator
+    ) -> Generator[None, None, None]:
+        """Set the user of a session, whom `authenticator` has accepted. If the client has sent
+        CONNECT before, end its subscriptions first.
+        """
         if session.has_sent_connect:
             for subscription in self._acked_subscriptions(session):
                 if self.delivery.is_turn_over:
                     yield
                 self.delivery.cost_bytes += UNSUBSCRIBE_COST_BYTES
-                self.end_subscription(subscription)
+                yield from self._end_in_steps(subscription)
             self._end_all_subscriptions(session)
+        if self.authenticator is not authenticator and not _is_valid_user(
+            user, self.authenticator.users
+        ):
+            raise authorization_violation("its user was removed or changed by a reload")
         session.has_sent_connect = True
         self._set_user(session, user)
         self._send_ok(session)
@@ -837,6 +842,13 @@ class NatsServer:
         else:
             self._process_in_turn(session, request)
 
+    def _run_in_turns(self, session: NatsSession, steps: Generator[None, None, None]) -> None:
+        """Run the steps of a request in turns, or to their end if reads are not split."""
+        if session.can_split_reads:
+            self._start_request(session, steps, 0)
+        else:
+            run_to_end(steps)
+
     @staticmethod
     def _process_in_turn(session: NatsSession, request: PendingRequest) -> None:
         """Process a request until the turn is over; it is pending if that was not the end."""
@@ -970,14 +982,27 @@ class NatsServer:
                 session.subscriptions[event.sid] = subscription
         self._send_ok(session)
 
-    def _unsubscribe(self, session: NatsSession, event: Unsub) -> None:
+    def _unsubscribe_in_steps(
+        self, session: NatsSession, event: Unsub
+    ) -> Generator[None, None, None]:
+        """Handle UNSUB. The subscription ends now, or after `max_messages`."""
         self.delivery.cost_bytes += SUBSCRIBE_COST_BYTES
         subscription = session.subscriptions.get(event.sid)
         if subscription is not None:
             subscription.max_messages = event.max_messages
             if event.max_messages <= subscription.delivered_count:
-                self.end_subscription(subscription)
+                yield from self._end_in_steps(subscription)
         self._send_ok(session)
+
+    def _end_in_steps(self, subscription: NatsSubscription) -> Generator[None, None, None]:
+        """Remove a subscription. Before that, append the dead letters of its position in turns."""
+        if isinstance(subscription, AckedSubscription):
+            assert self.bus_adapter is not None
+            while self.bus_adapter.append_some_last_dead_letters(subscription):
+                self.delivery.cost_bytes += DEAD_LETTERS_COST_BYTES
+                if self.delivery.is_turn_over:
+                    yield
+        self.end_subscription(subscription)
 
     def end_subscription(self, subscription: NatsSubscription) -> None:
         """Remove a subscription."""
@@ -1048,15 +1073,15 @@ def apply_settings_in_parts(server: NatsServer, settings: NatsSettings) -> Itera
             and not session.is_disconnecting
             and session.client_id in server.sessions
             and session.is_identified
-            and not _can_stay_connected(session, now)
+            and not _is_valid_user(session.user, now)
         ):
             server.disconnect(
                 session, authorization_violation("its user was removed or changed by a reload")
             )
 
 
-def _can_stay_connected(session: NatsSession, users: Users | None) -> bool:
-    user = session.user
+def _is_valid_user(user: User | None, users: Users | None) -> bool:
+    """Return True if the user is one of these, unchanged; None without authentication."""
     if users is None or user is None:
         return users is None and user is None
     return users.has_unchanged(user)

@@ -384,6 +384,15 @@ class BusAdapter:
             subscription.remove_from_session()
         return has_more
 
+    def append_some_last_dead_letters(self, subscription: AckedSubscription) -> bool:
+        """Append some dead letters of a subscription that will end. Returns True if more are left,
+        and there is space for them.
+        """
+        deliveries = self._deliveries.get(subscription.session)
+        return deliveries is not None and self.broker.append_some_last_dead_letters(
+            deliveries.local_session, subscription.number
+        )
+
     def unsubscribe(self, subscription: AckedSubscription) -> None:
         """End an acked subscription. Unacked messages are redelivered; a durable stays."""
         deliveries = self._deliveries.get(subscription.session)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import SUBSCRIPTIONS_ENDED_PER_TURN
+from simplebus.core.limits import DEAD_LETTER_BATCH_MESSAGES, SUBSCRIPTIONS_ENDED_PER_TURN
 from simplebus.core.subscription import unacked_messages
+from simplebus.core.users.passwords import hash_token
+from simplebus.core.users.subject_permissions import SubjectPermissions
+from simplebus.core.users.users import User, Users
+from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import OUTPUT_PER_READ_BYTES, UNSUBSCRIBE_COST_BYTES
+from simplebus.nats.nats_server import apply_settings_in_parts
+from simplebus.nats.settings import NatsSettings
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import connect_version2, subscribe
@@ -142,6 +150,60 @@ def test_repeated_connect_ends_acked_subscriptions_in_turns() -> None:
     assert turn_count > count * UNSUBSCRIBE_COST_BYTES // OUTPUT_PER_READ_BYTES
     assert list(client.session.subscriptions) == [b"1"]
     assert deliveries(client.messages()) == [(payload, 2) for payload in numbered(count)]
+
+
+def finish_reading(client: Client) -> None:
+    """Let the server process everything that the client has sent."""
+    while client.session.is_request_pending or client.session.unprocessed:
+        client.continue_read()
+
+
+def test_repeated_connect_is_refused_if_a_reload_removes_its_user() -> None:
+    first, before = User("a", token=hash_token("a")), User("b", token=hash_token("b"))
+    after = User("b", token=hash_token("b"), subject_permissions=SubjectPermissions(("x",)))
+    users = Users((first, before))
+    harness = NatsBrokerHarness(nats=NatsSettings(users=users))
+    harness.broker.user_directory.replace_users(users)
+    client = harness.client(auth_token="a")
+    for number in range(60):
+        client.sub(f"$SB.SUB.{number + 1}", str(number))
+    client.session.allow_split_reads()
+    client.send(b'CONNECT {"auth_token":"b"}\r\n')
+    assert client.session.is_request_pending
+    reloaded = NatsSettings(users=Users((first, after)))
+    for _ in apply_settings_in_parts(harness.nats_server, reloaded):
+        pass
+    assert harness.nats_server.drain_disconnecting() == []
+    with pytest.raises(NatsError, match="removed or changed by a reload"):
+        finish_reading(client)
+    assert client.session.user is first
+    grants = harness.nats_server.authenticator.subject_grants(after)
+    assert grants is not None
+    assert not grants.publish_cache.get(b"y")
+
+
+@pytest.mark.parametrize("command", [b"UNSUB 1\r\n", b'CONNECT {"headers":true}\r\n'])
+def test_dead_letters_are_appended_in_turns_before_the_subscription_ends(command: bytes) -> None:
+    count = 3 * DEAD_LETTER_BATCH_MESSAGES
+    harness = holding(*numbered(count))
+    harness.skips_checks = True
+    harness.broker.store.limit_turns(100)
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n")
+    assert len(client.messages()) == count
+    (local_session,) = (each for each in harness.broker.sessions.values() if each.is_local)
+    (subscription,) = local_session.subscriptions.values()
+    subscription.terminate(0, count, attempt=0, error="")
+    client.session.allow_split_reads()
+    client.send(command)
+    counts = [0, len(stored(harness, DEAD_1))]
+    while client.session.is_request_pending or client.session.unprocessed:
+        client.continue_read()
+        counts.append(len(stored(harness, DEAD_1)))
+    # The cost of two batches is that of a turn.
+    turn_max = 2 * DEAD_LETTER_BATCH_MESSAGES
+    assert max(after - before for before, after in pairwise(counts)) <= turn_max
+    assert [payload for _, payload in stored(harness, DEAD_1)] == numbered(count)
+    assert client.session.subscriptions == {}
 
 
 def test_client_that_blocks_publishers_is_reported() -> None:
