@@ -1035,12 +1035,7 @@ class NatsServer:
             for subscription in list(session.subscriptions.values()):
                 self.end_subscription(subscription)
             return
-        subscriptions = session.take_subscriptions()
-        if not session.is_disconnecting:  # Nothing is delivered to a disconnecting session.
-            for subscription in subscriptions.values():
-                subscription.has_ended = True
-        if subscriptions:
-            self.routes.abandon_all(session, subscriptions)
+        self.routes.abandon_all(session, session.take_subscriptions())
 
 
 def _disconnect_cost(session: NatsSession) -> int:

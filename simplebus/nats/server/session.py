@@ -126,6 +126,8 @@ class NatsSession:
         """PINGs that the client has not answered."""
         self.subscriptions: ShardedDict[bytes, NatsSubscription] = ShardedDict()
         """Subscriptions by subscription id."""
+        self.subscription_generation = 0
+        """Number that grows when all subscriptions end."""
         self.subscription_bytes_by_account: dict[str, int] = {}
         """Estimated memory of the subscriptions, by the account that is charged."""
         self.stall: PublisherStall | None = None
@@ -183,7 +185,8 @@ class NatsSession:
         return sum(self.subscription_bytes_by_account.values())
 
     def take_subscriptions(self) -> ShardedDict[bytes, NatsSubscription]:
-        """Remove and return all subscriptions. They may still be in the routes."""
+        """Remove and return all subscriptions. They end at once, but may still be in the routes."""
+        self.subscription_generation += 1  # Ends them without a loop; see `has_ended`.
         subscriptions, self.subscriptions = self.subscriptions, ShardedDict()
         return subscriptions
 
@@ -403,9 +406,9 @@ class NatsSubscription:
     """Subscription of one client to a subject."""
 
     __slots__ = (
+        "_generation",
         "delivered_count",
         "denied_subjects",
-        "has_ended",
         "max_messages",
         "memory_account",
         "queue",
@@ -432,12 +435,17 @@ class NatsSubscription:
         """Messages delivered so far."""
         self.max_messages = 0
         """Number of messages after which the subscription ends; 0 for no limit."""
-        self.has_ended = False
+        self.denied_subjects = denied_subjects
+        """Cache of subjects whose messages are not delivered; None if nothing is denied."""
+        self._generation = session.subscription_generation
+        """Generation of the session's subscriptions; -1 if the subscription was removed alone."""
+
+    @property
+    def has_ended(self) -> bool:
         """True if the subscription has ended. It may still be in the routes, or a receiver of
         messages that are delivered in later turns.
         """
-        self.denied_subjects = denied_subjects
-        """Cache of subjects whose messages are not delivered; None if nothing is denied."""
+        return self._generation != self.session.subscription_generation
 
     @property
     def is_ordered(self) -> bool:
@@ -465,7 +473,7 @@ class NatsSubscription:
         """
         if self.session.subscriptions.pop(self.sid, None) is None:
             return False
-        self.has_ended = True
+        self._generation = -1
         return True
 
     def accepts_from(self, origin: NatsSession | None) -> bool:
