@@ -77,7 +77,7 @@ SLOW_ACK_BYTES_PER_MESSAGE = 64
 LONG_NACK_MESSAGES = 64
 TERMINATED_PER_TURN = 1024
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
-MIXED_ENVELOPES_PER_TURN = 384
+MIXED_ENVELOPES_PER_TURN = 256
 # Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.
 HEADERS_BYTES_PER_TURN = 32 * 1024
 # Frames of different lengths, types or classes, and frames that begin with an Ack, in one turn.

@@ -315,7 +315,9 @@ class MessageDelivery:
         """
         if isinstance(messages, LazyMessages):
             if self._can_wait:
-                self._append_waiting(self._deliver_lazily(messages), messages.size_bytes)
+                # Storing the messages has taken much of this turn.
+                steps = self._deliver_lazily(messages)
+                self._append_waiting(steps, messages.size_bytes, can_start=False)
                 return True
             are_pending = [self.deliver_from_bus(message) for message in messages.messages]
             return any(are_pending)
@@ -416,9 +418,11 @@ class MessageDelivery:
         steps = self.deliver_message_in_steps(message, sinks, None)
         self._append_waiting(steps, len(message.body) + len(sinks) * WAITING_SINK_BYTES)
 
-    def _append_waiting(self, steps: Iterator[None], size_bytes: int) -> None:
-        """Append a delivery to the queue of its class. If it is the only one, its first part is
-        delivered at once.
+    def _append_waiting(
+        self, steps: Iterator[None], size_bytes: int, *, can_start: bool = True
+    ) -> None:
+        """Append a delivery to the queue of its class. If it is the only one and can start, its
+        first part is delivered at once.
         """
         source_class = self._subject_classes.source_class
         queue = self._queues.get(source_class)
@@ -427,7 +431,8 @@ class MessageDelivery:
         delivery = WaitingDelivery(queue, steps, WAITING_DELIVERY_BYTES + size_bytes)
         queue.append(delivery)
         self._latest_started[source_class] = delivery
-        if self._is_continuing or self._gathering_sessions:  # Sinks may cause further deliveries.
+        # Sinks may cause further deliveries.
+        if not can_start or self._is_continuing or self._gathering_sessions:
             return
         if len(queue.deliveries) == 1 and not self.is_turn_over:
             self._continue_oldest(source_class)
