@@ -181,6 +181,8 @@ class ClassRegistry:
         """
         self.created_count = 0
         """Classes created so far."""
+        self.name_change_count = 0
+        """Number of changes of class names, including the names of removed classes."""
         self.revision = 0
         """Number of changes so far that the result of `check_declaration` may depend on."""
         self.internal_class_ids: set[int] = set()
@@ -371,6 +373,7 @@ class ClassRegistry:
         cls = self.classes.pop(class_id)
         if self.class_id_by_name.get(cls.name) == class_id:
             del self.class_id_by_name[cls.name]
+            self.name_change_count += 1
         self.internal_class_ids.discard(class_id)
         if cls.creator_address:
             self.class_count_by_address[cls.creator_address] -= 1
@@ -423,6 +426,7 @@ class ClassRegistry:
             self._pop_removed_class(removed_id)
         cls.name = name
         self.class_id_by_name[name] = cls.class_id
+        self.name_change_count += is_changed
         self._apply_class_settings(cls)
         if is_changed:
             dead_letter_class_id = self.class_id_by_name.get(

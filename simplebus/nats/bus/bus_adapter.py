@@ -172,8 +172,8 @@ class BusAdapter:
         return (class_id, "" if class_id >= 0 else name) if cls is None else (class_id, cls.name)
 
     def _get_change_count(self) -> int:
-        """Return a number that changes with bindings and class names."""
-        return self.bindings.change_count + len(self.broker.store.class_id_by_name)
+        """Return a number that grows with changes of bindings and class names."""
+        return self.bindings.change_count + self.broker.store.class_registry.name_change_count
 
     def _has_subscriber(self, subject: bytes) -> bool:
         """Return True if a client has a subscription that matches the subject."""
