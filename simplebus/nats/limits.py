@@ -94,9 +94,18 @@ GROUPING_COST_BYTES = 2 * 1024
 # Cost of comparing one sink of a subject with that of another subject.
 SINK_COMPARISON_COST_BYTES = 128
 # Cost of searching for the sinks of a subject without a cached result, and maximum number of
-# messages with such subjects in one turn. The same maximum applies to permissions.
+# messages with such subjects in one turn. The permissions of a publisher that are decided in one
+# turn may cost as much.
 SEARCHED_SUBJECT_COST_BYTES = 14 * 1024
 SEARCHED_SUBJECTS_PER_TURN_MAX = 384
+# Cost of a permission decision that is not cached, and the extra cost of each rule that the subject
+# is compared with. The end of the turn is checked after decisions of DECISION_STEP_COST_BYTES.
+DECISION_COST_BYTES = 10 * 1024
+DECISION_RULE_COST_BYTES = 2 * 1024
+DECISION_STEP_COST_BYTES = 640 * 1024
+# Largest number of delivery filters for which a mixed batch is delivered as a batch to one client,
+# or to queue groups. With more filters, it is delivered message by message.
+FILTERS_PER_BATCH_MAX = 4
 # Cost of finding, merging or examining one of many sinks of a subject. The search for the sinks of
 # a batch ends when more than SEARCHED_SINKS_PER_TURN_MAX are found; then its messages are published
 # singly.

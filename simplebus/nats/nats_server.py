@@ -78,8 +78,6 @@ from simplebus.nats.server.authenticate import (
 from simplebus.nats.server.class_permissions import SubjectClasses
 from simplebus.nats.server.message_delivery import (
     MessageDelivery,
-    estimate_batch_cost,
-    estimate_message_cost,
     share_body,
 )
 from simplebus.nats.server.permissions import OpenReplies
@@ -135,8 +133,13 @@ class NatsServer:
         bus_limits = broker.settings.limits if broker else Limits()
         self.routes = SubjectRoutes(np.random.default_rng(seed), bus_limits)
         subject_classes = SubjectClasses()
+        self.delivery = MessageDelivery(self.routes, subject_classes)
         self.authenticator = Authenticator(
-            self.settings.users, self.routes.table, secret, subject_classes
+            self.settings.users,
+            self.routes.table,
+            secret,
+            subject_classes,
+            self.delivery.add_cost,
         )
         self.denied_count = 0
         """Operations that permissions did not allow."""
@@ -150,7 +153,6 @@ class NatsServer:
         )
         self.next_client_id = 1
         self._ready_sessions: dict[NatsSession, None] = {}
-        self.delivery = MessageDelivery(self.routes, subject_classes)
         self._disconnecting: list[tuple[NatsSession, NatsError]] = []
         self._discarded_output: deque[memoryview] = deque()
         self._errors: list[Exception] = []
@@ -713,11 +715,13 @@ class NatsServer:
         """
         if not session.can_split_reads:
             return event
-        numbers, limit = event.subject_numbers, SEARCHED_SUBJECTS_PER_TURN_MAX
-        count = self.routes.count_until_searched(numbers, limit)
+        numbers = event.subject_numbers
+        count = self.routes.count_until_searched(numbers, SEARCHED_SUBJECTS_PER_TURN_MAX)
         if session.subject_grants:
             cache = session.subject_grants.publish_cache
-            count = min(count, cache.count_until_decided(numbers, limit))
+            max_cost_bytes = SEARCHED_SUBJECTS_PER_TURN_MAX * SEARCHED_SUBJECT_COST_BYTES
+            max_decisions = max(1, max_cost_bytes // cache.decision_cost_bytes)
+            count = min(count, cache.count_until_decided(numbers, max_decisions))
         if count == event.count:
             return event
         session.parser.unread_messages(event, count)
@@ -744,10 +748,10 @@ class NatsServer:
             SINGLE_DELIVERY_COST_BYTES + event.mean_message_bytes
         )
         may_lack_responders = session.options.no_responders and isinstance(event, UniformBatch)
-        if self._is_split(session, cost_bytes) or (
-            session.can_split_reads and (may_lack_responders or is_search_pending)
+        if session.can_split_reads and (
+            may_lack_responders or is_search_pending or not self.delivery.fits_into_turn(cost_bytes)
         ):
-            event = event.copy(self.routes.table.names)
+            event = event.copy(self.routes.table)
             steps = self._publish_singly_in_steps(session, event, sinks_by_row)
             self._start_request(session, steps, event.size_bytes)
             return
@@ -780,7 +784,11 @@ class NatsServer:
         if not self._begin_publication(session, message):
             return
         sinks = self.routes.match(message.subject)
-        if len(sinks) > 1 and self._is_split(session, estimate_message_cost(message, sinks)):
+        if (
+            len(sinks) > 1
+            and session.can_split_reads
+            and not self.delivery.fits_message(message, sinks)
+        ):
             message = share_body(message, len(sinks))
             if message.shared_end is None:
                 message = message.copy()
@@ -821,10 +829,6 @@ class NatsServer:
     def _needs_no_responders(session: NatsSession, message: Pub, *, is_accepted: bool) -> bool:
         """Return True if a request was accepted by no receiver, and the client expects a status."""
         return bool(message.reply) and not is_accepted and session.options.no_responders
-
-    def _is_split(self, session: NatsSession, cost_bytes: int) -> bool:
-        """Return True if a publication of this cost is delivered in several turns."""
-        return session.can_split_reads and not self.delivery.fits_into_turn(cost_bytes)
 
     def _start_request(self, session: NatsSession, steps: Iterator[None], kept_bytes: int) -> None:
         """Process a request in turns, beginning with this one, or with the next one if copying the
@@ -872,8 +876,8 @@ class NatsServer:
     ) -> None:
         """Publish a batch at once. Its bytes are counted already."""
         session.in_messages += event.count
-        if self._is_split(session, estimate_batch_cost(event, targets)):
-            event = event.copy(self.routes.table.names)
+        if session.can_split_reads and not self.delivery.fits_batch(event, targets):
+            event = event.copy(self.routes.table)
             steps = self.delivery.deliver_batch_in_steps(event, targets, session)
             self._start_request(session, steps, event.size_bytes)
             return
@@ -914,9 +918,9 @@ class NatsServer:
         self.slow_consumer_monitor.now = self.now
         self.delivery.deliver_waiting()
 
-    def add_read_cost(self, output_bytes: int) -> None:
-        """Add the cost of the current event, in bytes of output."""
-        self.delivery.cost_bytes += output_bytes
+    def add_read_cost(self, cost_bytes: int) -> None:
+        """Add to the cost of the current turn, in bytes of output."""
+        self.delivery.add_cost(cost_bytes)
 
     def _send_no_responders_in_steps(self, session: NatsSession, message: Pub) -> Iterator[None]:
         """Send status 503 to the requester, if it subscribed to its reply subject. Not counted as

@@ -78,6 +78,8 @@ class Publishers(Protocol):
 class SubjectBinding:
     """Sink of one class."""
 
+    delivery_filters: tuple[()] = ()  # No client receives the messages.
+
     def __init__(
         self,
         class_id: int,

@@ -538,6 +538,8 @@ def _check_denied_patterns(
 class _AckSink:
     """Sink of all acks."""
 
+    delivery_filters: tuple[()] = ()  # No client receives the messages.
+
     def __init__(self, bus_adapter: BusAdapter, subject_names: list[bytes]) -> None:
         self._bus_adapter = bus_adapter
         self._subject_names = subject_names

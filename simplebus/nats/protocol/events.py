@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.nats.protocol.subject_table import SubjectTable
+
 Octets = npt.NDArray[np.uint8]
 Indexes = npt.NDArray[np.int64]
 
@@ -70,7 +72,7 @@ class UniformBatch:
         """Bytes of all messages."""
         return self.rows.size
 
-    def copy(self, subject_names: Sequence[bytes]) -> UniformBatch:
+    def copy(self, table: SubjectTable) -> UniformBatch:
         """Return a batch that stays valid when the receive buffer is filled again."""
         return UniformBatch(self.first_message.copy(), self.rows.copy(), self.body_column)
 
@@ -94,6 +96,12 @@ class MixedBatch:
     """Subject numbers in the `SubjectTable`, or in `subject_names`, shape (n,)."""
     subject_names: tuple[bytes, ...] | None = None
     """Subjects by number; None for the names of the `SubjectTable`."""
+    table_numbers: npt.NDArray[np.int32] | None = None
+    """Number of each of `subject_names` in the `SubjectTable`, while its generation is
+    `table_generation`. None if the messages do not come from a client.
+    """
+    table_generation: int = -1
+    """Generation of the `SubjectTable` for `table_numbers`; -1 if they are None."""
 
     @property
     def count(self) -> int:
@@ -124,9 +132,9 @@ class MixedBatch:
             subject_numbers=self.subject_numbers[:count],
         )
 
-    def copy(self, subject_names: Sequence[bytes]) -> MixedBatch:
-        """Return a batch that stays valid when the receive buffer is filled again and the
-        `SubjectTable` is cleared. `subject_names` are the subjects by number.
+    def copy(self, table: SubjectTable) -> MixedBatch:
+        """Return a batch that stays valid when the receive buffer is filled again and the table of
+        its subjects is cleared.
         """
         used = np.flatnonzero(np.bincount(self.subject_numbers))
         new_numbers = np.empty(used[-1] + 1, np.int32)
@@ -135,7 +143,9 @@ class MixedBatch:
             self,
             data=self.data.copy(),
             subject_numbers=new_numbers[self.subject_numbers],
-            subject_names=tuple(subject_names[number] for number in used.tolist()),
+            subject_names=tuple(table.names[number] for number in used.tolist()),
+            table_numbers=used.astype(np.int32),
+            table_generation=table.generation,
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Auth
@@ -25,7 +25,7 @@ from simplebus.nats.server.class_permissions import (
     LocalSessionGrants,
     SubjectClasses,
 )
-from simplebus.nats.server.permissions import SubjectGrants
+from simplebus.nats.server.permissions import SubjectGrants, ignore_cost
 from simplebus.nats.server.session import NatsSession
 
 _NONCE_BYTES = 12
@@ -41,10 +41,20 @@ class Authenticator:
         table: SubjectTable,
         secret: bytes,
         classes: SubjectClasses | None = None,
+        add_cost: Callable[[int], None] = ignore_cost,
     ) -> None:
-        """`users` is None without authentication, and `secret` the secret key of the nonces."""
+        """Create an authenticator.
+
+        Args:
+            users: The users; None without authentication.
+            table: The numbers of subjects.
+            secret: Secret key of the nonces.
+            classes: Lookup of the classes of a subject.
+            add_cost: Called with the cost of each new decision about a subject, in bytes of output.
+        """
         self.users = users
         self._table = table
+        self._add_cost = add_cost
         self._secret = secret
         self._subject_grants: dict[str, SubjectGrants] = {}
         """Grants by the name of the user."""
@@ -66,7 +76,7 @@ class Authenticator:
 
     def with_users(self, users: Users | None) -> Authenticator:
         """Return an authenticator with other users and the same nonces."""
-        return Authenticator(users, self._table, self._secret, self._classes)
+        return Authenticator(users, self._table, self._secret, self._classes, self._add_cost)
 
     def make_nonce(self, client_id: int) -> str:
         """Return the nonce that a client signs with its nkey; empty if no user has an nkey."""
@@ -203,9 +213,13 @@ class Authenticator:
         grants = self._subject_grants.get(user.name)
         if grants is None:
             if class_grants is None:
-                grants = SubjectGrants(permissions or SubjectPermissions(), self._table)
+                grants = SubjectGrants(
+                    permissions or SubjectPermissions(), self._table, self._add_cost
+                )
             else:
-                grants = ClassSubjectGrants(permissions, self._table, class_grants, self._classes)
+                grants = ClassSubjectGrants(
+                    permissions, self._table, class_grants, self._classes, self._add_cost
+                )
             self._subject_grants[user.name] = grants
         return grants
 

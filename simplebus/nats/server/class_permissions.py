@@ -29,7 +29,7 @@ from simplebus.nats import subjects
 from simplebus.nats.class_requests import ClassRequest, make_class_request
 from simplebus.nats.limits import CACHED_PERMISSIONS_MAX
 from simplebus.nats.protocol.subject_table import SubjectTable
-from simplebus.nats.server.permissions import PermissionCache, SubjectGrants
+from simplebus.nats.server.permissions import PermissionCache, SubjectGrants, ignore_cost
 from simplebus.nats.subjects import class_subject
 
 _INBOX, _ACKS, _CLASS = "_INBOX.", "$JS.ACK.", "class."
@@ -64,14 +64,17 @@ class ClassSubjectGrants(SubjectGrants):
         table: SubjectTable,
         class_grants: Grants,
         classes: SubjectClasses,
+        add_cost: Callable[[int], None] = ignore_cost,
     ) -> None:
         """`permissions` are the user's own subject patterns; None for none."""
-        super().__init__(permissions or SubjectPermissions(), table)
+        super().__init__(permissions or SubjectPermissions(), table, add_cost)
         self.class_grants = class_grants
         self._has_own_patterns = permissions is not None
         self._classes = classes
         self._own_publish_cache = self.publish_cache
-        self.publish_cache = _BindingPermissionCache(table, self._can_publish, classes)
+        self.publish_cache = _BindingPermissionCache(
+            table, self._can_publish, add_cost, classes, class_grants.rule_count
+        )
         self._delivery_filters: dict[tuple[str, ...], PermissionCache] = {}
 
     def _can_publish(self, name: str) -> bool:
@@ -111,7 +114,7 @@ class ClassSubjectGrants(SubjectGrants):
         if cache is None:
             is_denied = self._make_denied_check(self._filter_for_patterns(key))
             cache = _DeliveryPermissionCache(
-                self._table, is_denied, self._classes, self.class_grants
+                self._table, is_denied, self._add_cost, self._classes, self.class_grants
             )
             if len(self._delivery_filters) >= CACHED_PERMISSIONS_MAX:
                 self._delivery_filters.clear()
@@ -161,9 +164,14 @@ class _BindingPermissionCache(PermissionCache):
     """Cache that is cleared when bindings change."""
 
     def __init__(
-        self, table: SubjectTable, decide: Callable[[str], bool], classes: SubjectClasses
+        self,
+        table: SubjectTable,
+        decide: Callable[[str], bool],
+        add_cost: Callable[[int], None],
+        classes: SubjectClasses,
+        rule_count: int,
     ) -> None:
-        super().__init__(table, decide)
+        super().__init__(table, decide, add_cost, rule_count=rule_count)
         self._classes = classes
         self._change_count = 0
 
@@ -171,13 +179,13 @@ class _BindingPermissionCache(PermissionCache):
         self._clear_if_changed()
         return super().get(subject)
 
-    def get_many(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        self._clear_if_changed()
-        return super().get_many(numbers)
-
     def get_all(self, names: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
         self._clear_if_changed()
         return super().get_all(names)
+
+    def _current_decisions(self) -> npt.NDArray[np.int8]:
+        self._clear_if_changed()
+        return super()._current_decisions()
 
     def _clear_if_changed(self) -> None:
         change_count = self._classes.get_change_count()
@@ -193,10 +201,11 @@ class _DeliveryPermissionCache(_BindingPermissionCache):
         self,
         table: SubjectTable,
         decide: Callable[[str], bool],
+        add_cost: Callable[[int], None],
         classes: SubjectClasses,
         class_grants: Grants,
     ) -> None:
-        super().__init__(table, decide, classes)
+        super().__init__(table, decide, add_cost, classes, class_grants.rule_count)
         self._class_grants = class_grants
 
     def get(self, subject: bytes) -> bool:
@@ -208,6 +217,7 @@ class _DeliveryPermissionCache(_BindingPermissionCache):
         permissions: ClassPermissions = self._class_grants.subscribe_permissions(
             source_class.class_id, source_class.name
         )
+        self._add_cost(self.decision_cost_bytes)
         is_plain = subject == class_subject(source_class.class_id, source_class.name)
         return not permissions.is_allowed("" if is_plain else subjects.to_text(subject))
 

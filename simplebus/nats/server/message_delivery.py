@@ -8,9 +8,10 @@ turn, or message by message if that turn would take too long.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Sequence, Set
 from itertools import chain
 from typing import TypeAlias
 
@@ -26,6 +27,7 @@ from simplebus.nats.limits import (
     DELIVERY_COST_BYTES,
     ENCODED_BATCHES_KEPT_MAX,
     EVENT_COST_BYTES,
+    FILTERS_PER_BATCH_MAX,
     FOUND_SINK_COST_BYTES,
     GROUPING_COST_BYTES,
     HEADER_COST_FACTOR,
@@ -49,6 +51,7 @@ from simplebus.nats.protocol.events import (
     row_indexes,
 )
 from simplebus.nats.server.class_permissions import SubjectClasses
+from simplebus.nats.server.permissions import PermissionCache
 from simplebus.nats.server.queue_group import QUEUE_GROUPS
 from simplebus.nats.server.routes import SinkRows, SubjectRoutes, SubjectSink, SubjectSinks
 from simplebus.nats.server.session import EncodedBatches, NatsSession, NatsSubscription
@@ -101,6 +104,10 @@ class MessageDelivery:
         """Begin a turn without cost."""
         self.cost_bytes = self.fan_out_bytes = 0
 
+    def add_cost(self, cost_bytes: int) -> None:
+        """Add to the cost of the turn, in bytes of output."""
+        self.cost_bytes += cost_bytes
+
     @property
     def is_turn_over(self) -> bool:
         """True if the turn has reached its cost: other clients are served before the next one."""
@@ -115,11 +122,33 @@ class MessageDelivery:
         """Return True if work of this cost does not exceed the cost of the turn."""
         return self.cost_bytes + cost_bytes <= OUTPUT_PER_READ_BYTES
 
+    def fits_message(self, message: Pub, sinks: SubjectSinks) -> bool:
+        """Return True if delivering a message does not exceed the cost of the turn."""
+        cost_bytes = _estimate_message_cost(message, sinks)
+        # Finding the filters of thousands of sinks takes long, so only if the rest fits.
+        return self.fits_into_turn(cost_bytes) and self.fits_into_turn(
+            cost_bytes + _estimate_decision_cost(message, self._find_filters(sinks))
+        )
+
+    def fits_batch(self, batch: UniformBatch | MixedBatch, targets: list[SinkRows]) -> bool:
+        """Return True if delivering a batch does not exceed the cost of the turn."""
+        cost_bytes = _estimate_batch_cost(batch, targets)
+        if not self.fits_into_turn(cost_bytes):
+            return False
+        filters = self._find_filters(chain.from_iterable([sinks for sinks, _ in targets]))
+        return self.fits_into_turn(cost_bytes + _estimate_decision_cost(batch, filters))
+
+    def _find_filters(self, sinks: Iterable[SubjectSink]) -> set[PermissionCache]:
+        """Return the delivery filters of some sinks."""
+        if not self._routes.filtered_count:
+            return set()
+        return {each for sink in sinks for each in sink.delivery_filters}
+
     # Messages of clients -------------------------------------------------------------------------
 
     def deliver_message(self, message: Pub, sinks: SubjectSinks, origin: NatsSession) -> bool:
         """Deliver a message at once. Returns True if a receiver accepted it."""
-        self.cost_bytes += estimate_message_cost(message, sinks)
+        self.cost_bytes += _estimate_message_cost(message, sinks)
         message = share_body(message, len(sinks))
         is_accepted = False
         for sink in self._merge_at_once(sinks):
@@ -198,7 +227,8 @@ class MessageDelivery:
         encoded: EncodedBatches = {}
         # Queue groups first: which clients receive their messages is known only then.
         group_targets, largest_bytes = remaining.pop(QUEUE_GROUPS), 0
-        if estimate_batch_cost(batch, group_targets) > BATCH_COST_PER_CLIENT_MAX:
+        cost_bytes = yield from self._prepare_groups(batch, group_targets, remaining)
+        if cost_bytes > BATCH_COST_PER_CLIENT_MAX:
             group_targets += yield from self._pop_members(group_targets, remaining)
             yield from self._deliver_singly(batch, group_targets, origin)
         else:
@@ -209,15 +239,87 @@ class MessageDelivery:
                     encoded.clear()
                 yield
             client_targets = remaining.pop(key)
-            if (
-                isinstance(key, NatsSession)
-                and estimate_batch_cost(batch, client_targets) > BATCH_COST_PER_CLIENT_MAX
-            ):
+            cost_bytes = yield from self._prepare(batch, client_targets)
+            if isinstance(key, NatsSession) and cost_bytes > BATCH_COST_PER_CLIENT_MAX:
                 yield from self._deliver_singly(batch, client_targets, origin)
                 continue
             size_bytes = self._deliver(batch, client_targets, origin, encoded)
             largest_bytes = max(largest_bytes, size_bytes)
         self.fan_out_bytes -= largest_bytes
+
+    def _prepare_groups(
+        self,
+        batch: UniformBatch | MixedBatch,
+        group_targets: list[ReceiverRows],
+        remaining: _ReceiverGroups,
+    ) -> Generator[None, None, int]:
+        """Do the same as `_prepare` for queue groups, with the other targets of their members."""
+        if not (group_targets and remaining):
+            return (yield from self._prepare(batch, group_targets))
+        if (cost_bytes := _estimate_batch_cost(batch, group_targets)) > BATCH_COST_PER_CLIENT_MAX:
+            return cost_bytes
+        member_targets = yield from self._find_member_targets(batch, group_targets, remaining)
+        return (yield from self._prepare(batch, group_targets + member_targets))
+
+    def _prepare(
+        self, batch: UniformBatch | MixedBatch, targets: list[ReceiverRows]
+    ) -> Generator[None, None, int]:
+        """Return the cost of delivering a batch at once. Unless it is too high, decide about denied
+        subjects in turns before.
+
+        The caller must deliver the batch before the turn ends, while the decisions are cached.
+        """
+        cost_bytes = _estimate_batch_cost(batch, targets)
+        if cost_bytes > BATCH_COST_PER_CLIENT_MAX:
+            return cost_bytes
+        return cost_bytes + (yield from self._decide_in_steps(batch, targets))
+
+    def _decide_in_steps(
+        self, batch: UniformBatch | MixedBatch, targets: list[ReceiverRows]
+    ) -> Generator[None, None, int]:
+        """Let the delivery filter of these targets decide about the subjects of a batch, in turns.
+
+        Does nothing for several filters.
+
+        Returns:
+            The cost of the decisions that are left.
+        """
+        filters = self._find_filters(chain.from_iterable([sinks for sinks, _ in targets]))
+        if len(filters) == 1 and isinstance(batch, MixedBatch):
+            for _ in next(iter(filters)).decide_in_steps(batch):
+                if self.is_turn_over:
+                    yield
+        return _estimate_decision_cost(batch, filters)
+
+    def _find_member_targets(
+        self,
+        batch: UniformBatch | MixedBatch,
+        group_targets: list[ReceiverRows],
+        remaining: _ReceiverGroups,
+    ) -> Generator[None, None, list[ReceiverRows]]:
+        """Return the remaining targets of clients that are members of queue groups, in turns, to
+        estimate the cost.
+
+        Includes one client for each message and group, because a message reaches one member. The
+        member is chosen when the message is delivered, so these are the clients with most sinks.
+        """
+        yield  # Finding the members of thousands of merged groups takes long, as does the delivery.
+        sessions: set[NatsSession] = set()
+        group_count = 0
+        for sinks, _ in group_targets:
+            group_count += len(sinks)
+            for sink in sinks:
+                if self.is_turn_over:
+                    yield
+                receiving_sessions = sink.receiving_sessions()
+                sessions.update(receiving_sessions)
+                self.cost_bytes += GROUPING_COST_BYTES
+                self.cost_bytes += len(receiving_sessions) * SINK_COMPARISON_COST_BYTES
+        receivers = remaining.find_sessions(sessions)
+        self.cost_bytes += len(receivers) * GROUPING_COST_BYTES
+        largest = heapq.nlargest(batch.count * group_count, receivers, remaining.count_sinks)
+        yield
+        return [part for session in largest for part in remaining.get(session)]
 
     def _pop_members(
         self, group_targets: list[ReceiverRows], remaining: _ReceiverGroups
@@ -326,11 +428,10 @@ class MessageDelivery:
             sinks = self._routes.match(messages.subject)
             # A single receiver needs no estimate.
             if (must_wait and sinks) or (self._can_wait and len(sinks) > 1):
-                cost_bytes = estimate_message_cost(messages, sinks)
-                if must_wait or not self.fits_into_turn(cost_bytes):
+                if must_wait or not self.fits_message(messages, sinks):
                     self._append_message(messages, sinks)
                     return True
-                self.cost_bytes += cost_bytes
+                self.cost_bytes += _estimate_message_cost(messages, sinks)
             return self._deliver_message_from_bus(messages, sinks)
         names = _subject_names(messages)
         max_sinks = SEARCHED_SINKS_PER_TURN_MAX if self._can_wait else math.inf
@@ -377,7 +478,7 @@ class MessageDelivery:
                 return True
             run_to_end(steps)
             return False
-        if self._can_wait and estimate_message_cost(message, sinks) > OUTPUT_PER_READ_BYTES:
+        if self._can_wait and _estimate_message_cost(message, sinks) > OUTPUT_PER_READ_BYTES:
             self._append_message(message, sinks)
             return True
         return self._deliver_message_from_bus(message, sinks)
@@ -458,15 +559,20 @@ class MessageDelivery:
         self, batch: UniformBatch | MixedBatch, matches: list[SubjectSinks], count: int
     ) -> bool:
         """Return True if delivering a batch to `count` sinks, some of them equal, fits into the
-        turn.
+        turn. A batch for one sink always fits, unless permissions must be decided.
         """
         output_bytes = batch.size_bytes * count // len(matches)
-        if count == 1 or self.fits_into_turn(output_bytes + count * DELIVERY_COST_BYTES):
-            return True
-        if len(matches) == 1 or not self.fits_into_turn(count * GROUPING_COST_BYTES):
-            return False
-        sink_count = len(set[SubjectSink]().union(*set(matches)))
-        return self.fits_into_turn(output_bytes + sink_count * DELIVERY_COST_BYTES)
+        cost_bytes = output_bytes + count * DELIVERY_COST_BYTES
+        if count > 1 and not self.fits_into_turn(cost_bytes):
+            if len(matches) == 1 or not self.fits_into_turn(count * GROUPING_COST_BYTES):
+                return False
+            sink_count = len(set[SubjectSink]().union(*set(matches)))
+            cost_bytes = output_bytes + sink_count * DELIVERY_COST_BYTES
+            if not self.fits_into_turn(cost_bytes):
+                return False
+        filters = self._find_filters(chain(*set(matches)))
+        decisions_cost_bytes = _estimate_decision_cost(batch, filters)
+        return not decisions_cost_bytes or self.fits_into_turn(cost_bytes + decisions_cost_bytes)
 
     def _deliver_lazily(self, messages: LazyMessages) -> Iterator[None]:
         """Convert and deliver messages in turns."""
@@ -591,9 +697,11 @@ class MessageDelivery:
         """Pass a batch to sinks; the sessions of their clients gather it."""
         ordered_rows: dict[SubjectSink, list[Indexes]] = {}
         for sinks, rows in targets:
-            self.cost_bytes += len(sinks) * DELIVERY_COST_BYTES
-            self.fan_out_bytes += len(sinks) * DELIVERY_COST_BYTES
+            count = batch.count if rows is None else len(rows)
             for sink in sinks:
+                cost_bytes = DELIVERY_COST_BYTES + sink.further_cost_bytes(count)
+                self.cost_bytes += cost_bytes
+                self.fan_out_bytes += cost_bytes
                 if rows is not None and sink.is_ordered:
                     ordered_rows.setdefault(sink, []).append(rows)
                     continue
@@ -657,15 +765,33 @@ class _ReceiverGroups:
             parts.append(([], rows))
         parts[-1][0].append(sink)
 
+    def __len__(self) -> int:
+        return len(self._first_sinks)
+
     def keys(self) -> list[Hashable]:
         """Return the keys of the remaining groups."""
         return list(self._first_sinks)
 
+    def find_sessions(self, sessions: set[NatsSession]) -> set[Hashable]:
+        """Return the given sessions whose sinks remain."""
+        return self._first_sinks.keys() & sessions
+
+    def count_sinks(self, key: Hashable) -> int:
+        """Return the number of sinks with this key, of which there must be one."""
+        return 1 + sum([len(sinks) for sinks, _ in self._other_parts.get(key, ())])
+
+    def get(self, key: Hashable) -> list[ReceiverRows]:
+        """Return the sinks with this key and their rows. Empty if there are none."""
+        if (first := self._first_sinks.get(key)) is None:
+            return []
+        return [((first,), self._first_rows.get(key)), *self._other_parts.get(key, ())]
+
     def pop(self, key: Hashable) -> list[ReceiverRows]:
         """Remove and return the sinks with this key and their rows. Empty if there are none."""
-        if (first := self._first_sinks.pop(key, None)) is None:
-            return []
-        return [((first,), self._first_rows.pop(key, None)), *self._other_parts.pop(key, ())]
+        parts = self.get(key)
+        for parts_by_key in (self._first_sinks, self._first_rows, self._other_parts):
+            parts_by_key.pop(key, None)
+        return parts
 
 
 class WaitingDelivery:
@@ -717,12 +843,12 @@ def share_body(message: Pub, sink_count: int) -> Pub:
     return message
 
 
-def estimate_message_cost(message: Pub, sinks: SubjectSinks) -> int:
+def _estimate_message_cost(message: Pub, sinks: SubjectSinks) -> int:
     """Return the cost of delivering a message."""
     return EVENT_COST_BYTES + len(sinks) * (SINGLE_DELIVERY_COST_BYTES + len(message.body))
 
 
-def estimate_batch_cost(
+def _estimate_batch_cost(
     batch: UniformBatch | MixedBatch, targets: Sequence[SinkRows] | Sequence[ReceiverRows]
 ) -> int:
     """Return the cost of delivering a batch, if all receivers accept all messages; part of the cost
@@ -732,7 +858,20 @@ def estimate_batch_cost(
     for sinks, rows in targets:
         count = batch.count if rows is None else len(rows)
         cost_bytes += len(sinks) * (DELIVERY_COST_BYTES + mean_bytes * count)
-        if cost_bytes > OUTPUT_PER_READ_BYTES:
-            break
+        if cost_bytes > BATCH_COST_PER_CLIENT_MAX:
+            return cost_bytes
         cost_bytes += sum([sink.further_cost_bytes(count) for sink in sinks])
     return cost_bytes
+
+
+def _estimate_decision_cost(
+    messages: Pub | UniformBatch | MixedBatch, filters: Set[PermissionCache]
+) -> int:
+    """Return an estimate of the cost of the decisions of delivery filters that are not cached.
+
+    A mixed batch with more than FILTERS_PER_BATCH_MAX filters is to be delivered message by
+    message: then the result exceeds BATCH_COST_PER_CLIENT_MAX.
+    """
+    if len(filters) > FILTERS_PER_BATCH_MAX and isinstance(messages, MixedBatch):
+        return BATCH_COST_PER_CLIENT_MAX + 1
+    return sum([each.estimate_cost(messages) for each in filters])

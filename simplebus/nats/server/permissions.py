@@ -8,7 +8,7 @@ are cached by subject, and by subject number for batches.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +18,49 @@ from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats import subjects
 from simplebus.nats.class_requests import REQUEST_PREFIX, ClassRequest, normalize_pattern, prefixes
-from simplebus.nats.limits import CACHED_PERMISSIONS_MAX, OPEN_REPLIES_MAX, SUBJECTS_MAX
+from simplebus.nats.limits import (
+    CACHED_PERMISSIONS_MAX,
+    DECISION_COST_BYTES,
+    DECISION_RULE_COST_BYTES,
+    DECISION_STEP_COST_BYTES,
+    OPEN_REPLIES_MAX,
+)
+from simplebus.nats.protocol.events import MixedBatch, Pub, UniformBatch
 from simplebus.nats.protocol.subject_table import SubjectTable, count_until
 
 _YES, _NO, _UNKNOWN = 1, 0, -1
 
 
+def ignore_cost(cost_bytes: int) -> None:
+    """Do not count the cost of decisions."""
+
+
 class PermissionCache:
     """Cached decisions about subjects."""
 
-    def __init__(self, table: SubjectTable, decide: Callable[[str], bool]) -> None:
-        """`decide` receives the index key of a subject."""
+    def __init__(
+        self,
+        table: SubjectTable,
+        decide: Callable[[str], bool],
+        add_cost: Callable[[int], None] = ignore_cost,
+        *,
+        rule_count: int = 0,
+    ) -> None:
+        """Create an empty cache.
+
+        Args:
+            table: The numbers of subjects.
+            decide: Returns the decision about the index key of a subject.
+            add_cost: Called with the cost of each decision that is not cached, in bytes of output.
+            rule_count: Rules that `decide` compares a subject with, one after the other.
+        """
+        self.decision_cost_bytes = DECISION_COST_BYTES + rule_count * DECISION_RULE_COST_BYTES
+        """Cost of a decision that is not cached."""
+        self._add_cost = add_cost
         self._table = table
         self._decide = decide
         self._by_name: dict[bytes, bool] = {}
-        self._by_number: npt.NDArray[np.int8] | None = None
+        self._by_number = np.empty(0, np.int8)
         self._valid_for = -1
         self._latest_names: tuple[bytes, ...] = ()
         self._latest_decisions = np.empty(0, np.bool_)
@@ -50,6 +78,7 @@ class PermissionCache:
         if decision is None:
             if len(self._by_name) >= CACHED_PERMISSIONS_MAX:
                 self._by_name.clear()
+            self._add_cost(self.decision_cost_bytes)
             decision = self._by_name[subject] = self._decide(subjects.index_key(subject))
         return decision
 
@@ -65,6 +94,50 @@ class PermissionCache:
         decisions: npt.NDArray[np.bool_] = row_decisions == _YES
         return decisions
 
+    def get_all(self, names: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
+        """Return the decisions about subjects, shape (n,)."""
+        if self._latest_names is not names:
+            decisions = [self.get(name) for name in names]
+            self._latest_names, self._latest_decisions = names, np.array(decisions, np.bool_)
+        return self._latest_decisions
+
+    def get_rows(
+        self, batch: MixedBatch, rows: npt.NDArray[np.int64] | None
+    ) -> npt.NDArray[np.bool_]:
+        """Return the decisions about the messages in `rows` of a batch, shape (n,). `rows` is None
+        for all messages.
+        """
+        numbers = batch.subject_numbers if rows is None else batch.subject_numbers[rows]
+        if batch.subject_names is None:
+            return self.get_many(numbers)
+        return self.get_all(batch.subject_names)[numbers]
+
+    def decide_in_steps(self, batch: MixedBatch) -> Iterator[None]:
+        """Decide about the subjects of a batch that has `subject_names`, so that `get_all` returns
+        the decisions at once.
+
+        Yields after decisions that cost DECISION_STEP_COST_BYTES: the caller checks if the turn is
+        over. Decisions of before a change of bindings stay valid for the batch, which is older.
+        """
+        by_number, names = self._decisions_by_table_number(batch), batch.subject_names
+        assert names is not None
+        if self._latest_names is names:
+            return
+        decisions = np.full(len(names), _UNKNOWN, np.int8)
+        if by_number is not None:
+            decisions = by_number[batch.table_numbers]
+        undecided = np.flatnonzero(decisions == _UNKNOWN)
+        step_size = max(1, DECISION_STEP_COST_BYTES // self.decision_cost_bytes)
+        for start in range(0, undecided.size, step_size):
+            indexes = undecided[start : start + step_size]
+            decisions[indexes] = [self.get(names[index]) for index in indexes.tolist()]
+            by_number = self._decisions_by_table_number(batch)
+            if by_number is not None and batch.table_numbers is not None:
+                by_number[batch.table_numbers[indexes]] = decisions[indexes]
+            yield
+        self._current_decisions()  # Forgets what has changed since; else `get_all` would do so.
+        self._latest_names, self._latest_decisions = names, decisions == _YES
+
     def count_until_decided(self, numbers: npt.NDArray[np.int32], limit: int) -> int:
         """Return the number of leading messages of which at most `limit` need a new decision.
 
@@ -73,35 +146,59 @@ class PermissionCache:
         """
         return count_until(self._current_decisions()[numbers] == _UNKNOWN, limit)
 
+    def estimate_cost(self, messages: Pub | UniformBatch | MixedBatch) -> int:
+        """Return an estimate of the cost of the decisions about these messages that are not cached,
+        in bytes of output.
+        """
+        if isinstance(messages, UniformBatch):
+            messages = messages.first_message
+        if isinstance(messages, Pub):
+            count = int(messages.subject not in self._by_name)
+        elif (names := messages.subject_names) is not None:
+            count = 0 if self._latest_names is names else len(names)
+        else:
+            decisions = self._current_decisions()[messages.subject_numbers]
+            count = int(np.count_nonzero(decisions == _UNKNOWN))
+        return count * self.decision_cost_bytes
+
+    def _decisions_by_table_number(self, batch: MixedBatch) -> npt.NDArray[np.int8] | None:
+        """Return the cached decisions by subject number. None if the batch has no valid numbers."""
+        decisions = self._current_decisions()  # Forgets outdated decisions, also those by name.
+        is_valid = batch.table_generation == self._table.generation
+        return decisions if batch.table_numbers is not None and is_valid else None
+
     def _current_decisions(self) -> npt.NDArray[np.int8]:
         """Return the cached decisions by subject number, which are forgotten with the subjects."""
-        if self._by_number is None:
-            self._by_number = np.empty(SUBJECTS_MAX, np.int8)
         if self._valid_for != self._table.generation:
             self._valid_for = self._table.generation
             self._by_number.fill(_UNKNOWN)
+        missing_count = len(self._table.names) - self._by_number.size
+        if missing_count > 0:
+            added = np.full(missing_count + self._by_number.size, _UNKNOWN, np.int8)
+            self._by_number = np.concatenate((self._by_number, added))
         return self._by_number
-
-    def get_all(self, names: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
-        """Return the decisions about subjects, shape (n,)."""
-        if self._latest_names is not names:
-            decisions = [self.get(name) for name in names]
-            self._latest_names, self._latest_decisions = names, np.array(decisions, np.bool_)
-        return self._latest_decisions
 
 
 class SubjectGrants:
     """Subject permissions with cached decisions, shared by all clients of a user."""
 
-    def __init__(self, permissions: SubjectPermissions, table: SubjectTable) -> None:
+    def __init__(
+        self,
+        permissions: SubjectPermissions,
+        table: SubjectTable,
+        add_cost: Callable[[int], None] = ignore_cost,
+    ) -> None:
+        """Create grants. `add_cost` is called with the cost of each new decision."""
         self.responses = permissions.responses
         self._table = table
+        self._add_cost = add_cost
         allow = _PatternList(permissions.publish_allow or ())
         deny = _PatternList(permissions.publish_deny)
         allows_all = permissions.publish_allow is None and permissions.responses is None
         self.publish_cache = PermissionCache(
             table,
             lambda name: (allows_all or allow.matches(name)) and not deny.matches(name),
+            add_cost,
         )
         """Decides if a subject may be published on, without response permissions."""
         subscribe_allow = tuple(map(normalize_pattern, permissions.subscribe_allow or ()))
@@ -179,7 +276,10 @@ class SubjectGrants:
         if cache is None:
             if len(self._filters) >= CACHED_PERMISSIONS_MAX:
                 self._filters.clear()
-            cache = self._filters[patterns] = PermissionCache(self._table, _match_any(patterns))
+            denied = _build_index(list(patterns))
+            cache = self._filters[patterns] = PermissionCache(
+                self._table, denied.has_match, self._add_cost
+            )
         return cache
 
 
@@ -275,10 +375,6 @@ def _build_index(patterns: list[str]) -> SubscriptionIndex[int]:
     for pattern in patterns:
         index.insert(pattern, 0)
     return index
-
-
-def _match_any(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    return lambda name: any(matches(pattern, name) for pattern in patterns)
 
 
 def _ends_with_rest(name: str) -> bool:

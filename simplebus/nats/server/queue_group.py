@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Protocol
@@ -17,8 +18,14 @@ import numpy as np
 
 from simplebus.core.channel.paged_set import PagedSet
 from simplebus.core.channel.sharded_dict import ShardedDict
-from simplebus.nats.limits import DELIVERY_COST_BYTES
+from simplebus.nats.limits import (
+    DELIVERY_COST_BYTES,
+    FILTERED_DELIVERY_COST_BYTES,
+    FILTERS_PER_BATCH_MAX,
+    FOUND_SINK_COST_BYTES,
+)
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, row_indexes
+from simplebus.nats.server.permissions import PermissionCache
 from simplebus.nats.server.session import NatsSession, NatsSubscription
 
 QUEUE_GROUPS = "queue groups"
@@ -30,6 +37,8 @@ _FEW_ROWS = 24
 # Groups with at least this many members keep the index of each member.
 _INDEXED_MEMBERS = 16
 _GET_VERSION = attrgetter("version")
+_GET_SESSION = attrgetter("session")
+_GET_FILTER_COUNTS = attrgetter("filter_counts")
 # Attempts to choose an accepting member of a large group at random, before all members of clients
 # that may accept the message are examined.
 _LARGE_GROUP_MEMBERS = 1024
@@ -89,13 +98,17 @@ _NO_MEMBERS = _ConcatenatedMembers([])
 class _GroupSink(ABC):
     """Sink that delivers each message to one of its members."""
 
-    __slots__ = ("_accepting", "_accepting_key", "_random")
+    __slots__ = ("_accepting", "_accepting_key", "_is_accepting_new", "_random")
 
     def __init__(self, random: RandomNumbers) -> None:
         self._random = random
         self._accepting: Sequence[NatsSubscription] = ()
-        self._accepting_key: tuple[NatsSession | None, bytes, int] | None = None
-        """Publisher, subject and version for which `_accepting` is valid."""
+        self._accepting_key: tuple[NatsSession | None, frozenset[PermissionCache], int] | None = (
+            None
+        )
+        """Publisher, denying filters and version for which `_accepting` is valid."""
+        self._is_accepting_new = False
+        """True if the last call of `_accepting_members` searched for them."""
 
     @property
     def is_ordered(self) -> bool:
@@ -113,11 +126,19 @@ class _GroupSink(ABC):
         if not members:
             return 0
         member_count = min(count, len(members))
-        return (member_count - 1) * DELIVERY_COST_BYTES + count * len(members[0].sid)
+        cost_bytes = (member_count - 1) * DELIVERY_COST_BYTES + count * len(members[0].sid)
+        if self.delivery_filters:
+            cost_bytes += member_count * FILTERED_DELIVERY_COST_BYTES
+        return cost_bytes
 
-    def receiving_sessions(self) -> list[NatsSession]:
-        """Return the sessions of the members."""
-        return [member.session for member in self.current_members()]
+    @property
+    @abstractmethod
+    def delivery_filters(self) -> Collection[PermissionCache]:
+        """The caches of denied subjects of the members, each once."""
+
+    @abstractmethod
+    def receiving_sessions(self) -> Collection[NatsSession]:
+        """Return the sessions of the members, each once."""
 
     @abstractmethod
     def current_version(self) -> int:
@@ -128,9 +149,11 @@ class _GroupSink(ABC):
         """Return the current members."""
 
     @abstractmethod
-    def members_that_may_accept(self, origin: NatsSession | None) -> Iterable[NatsSubscription]:
-        """Return the members of clients that accept messages of this publisher. A client may have
-        thousands of members.
+    def search_accepting_members(
+        self, denying: frozenset[PermissionCache], origin: NatsSession | None
+    ) -> tuple[list[NatsSubscription], int]:
+        """Return the members without these delivery filters that accept messages of this publisher,
+        and the cost of the search, as a number of examined sinks.
         """
 
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
@@ -140,10 +163,13 @@ class _GroupSink(ABC):
         for _ in range(_count_attempts(members)):
             if members[self._random.draw(len(members))].deliver(message, origin):
                 return True
-        accepting = self._find_accepting(message.subject, origin)
-        return bool(accepting) and accepting[self._random.draw(len(accepting))].deliver(
-            message, origin
-        )
+        while accepting := self._accepting_members(message.subject, origin):
+            if accepting[self._random.draw(len(accepting))].deliver(message, origin):
+                return True
+            if self._is_accepting_new:
+                return False
+            self._accepting_key = None  # The member has ended since the search.
+        return False
 
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
@@ -155,28 +181,62 @@ class _GroupSink(ABC):
             return
         rejected = row_indexes(messages, rows)
         for _ in range(_count_attempts(members)):
+            size = rejected.size
             rejected = self._distribute(members, messages, rejected, origin)
             members = self.current_members()  # Some may have ended with their last message.
             if not (rejected.size and members):
                 return
-        for subject, undelivered_rows in _group_by_subject(messages, rejected):
-            size = undelivered_rows.size + 1
-            while 0 < undelivered_rows.size < size and (
-                accepting := self._find_accepting(subject, origin)
-            ):
+            if size > _FEW_ROWS and 8 * rejected.size > 7 * size:
+                break  # Few members accept these messages, or none.
+        for subject, undelivered_rows in self._group_by_decisions(messages, rejected):
+            while undelivered_rows.size and (accepting := self._accepting_members(subject, origin)):
                 size = undelivered_rows.size
                 undelivered_rows = self._distribute(accepting, messages, undelivered_rows, origin)
+                if undelivered_rows.size == size and self._is_accepting_new:
+                    break
+                self._accepting_key = None  # Some members may have ended since the search.
 
-    def _find_accepting(
+    def _accepting_members(
         self, subject: bytes, origin: NatsSession | None
     ) -> Sequence[NatsSubscription]:
-        """Return the members that accept messages of this publisher on this subject."""
-        key = (origin, subject, self.current_version())
-        if self._accepting_key != key:
-            members = self.members_that_may_accept(origin)
-            self._accepting = [member for member in members if member.accepts(subject, origin)]
+        """Return the members that accept messages of this publisher on this subject.
+
+        The last result is cached, see `_is_accepting_new`. Some of its members may have ended.
+        """
+        members = self.current_members()
+        if not members:
+            return ()
+        filters, sink_count = self.delivery_filters, 0
+        denying = frozenset(each for each in filters if each.get(subject))
+        key = (origin, denying, self.current_version())
+        self._is_accepting_new = self._accepting_key != key
+        if self._is_accepting_new:
+            self._accepting, sink_count = self.search_accepting_members(denying, origin)
             self._accepting_key = key
+        # Every member has the same server, which counts the cost of the turn.
+        cost_bytes = (1 + len(filters) + sink_count) * FOUND_SINK_COST_BYTES
+        members[0].session.add_read_cost(cost_bytes)
         return self._accepting
+
+    def _group_by_decisions(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes
+    ) -> Iterator[tuple[bytes, Indexes]]:
+        """Yield groups of rows that the same members accept, each with one of its subjects.
+
+        They are grouped by the decisions of the delivery filters; by subject if the filters are
+        many.
+        """
+        if isinstance(messages, UniformBatch):
+            yield messages.first_message.subject, rows
+            return
+        filters, keys = self.delivery_filters, messages.subject_numbers[rows]
+        if len(filters) <= FILTERS_PER_BATCH_MAX:
+            keys = np.zeros(rows.size, np.int32)
+            for delivery_filter in filters:
+                keys = 2 * keys + delivery_filter.get_rows(messages, rows)  # A bit per filter.
+        for key in np.unique(keys).tolist():
+            equal_rows = rows[keys == key]
+            yield messages.subject_at(equal_rows[0]), equal_rows
 
     def _distribute(
         self,
@@ -225,6 +285,7 @@ class QueueGroup(_GroupSink):
     __slots__ = (
         "_member_indexes",
         "_members_by_session",
+        "filter_counts",
         "members",
         "queue",
         "subject",
@@ -239,6 +300,8 @@ class QueueGroup(_GroupSink):
         self._member_indexes: ShardedDict[NatsSubscription, int] | None = None
         self._members_by_session: dict[NatsSession, PagedSet[NatsSubscription]] = {}
         """Members of each client, if the index of each member is kept."""
+        self.filter_counts: Counter[PermissionCache | None] = Counter()
+        """Number of members by their cache of denied subjects; None for members without."""
         self.version = 0
 
     def current_version(self) -> int:
@@ -247,15 +310,47 @@ class QueueGroup(_GroupSink):
     def current_members(self) -> list[NatsSubscription]:
         return self.members
 
-    def members_that_may_accept(self, origin: NatsSession | None) -> Iterable[NatsSubscription]:
+    @property
+    def delivery_filters(self) -> Collection[PermissionCache]:
+        return [each for each in self.filter_counts if each is not None]
+
+    def receiving_sessions(self) -> Collection[NatsSession]:
         if self._member_indexes is None:
-            return self.members
-        sessions = [each for each in self._members_by_session if each.accepts_from(origin)]
-        return chain.from_iterable(map(self._members_by_session.__getitem__, sessions))
+            return {member.session for member in self.members}
+        return self._members_by_session
+
+    def search_accepting_members(
+        self, denying: frozenset[PermissionCache], origin: NatsSession | None
+    ) -> tuple[list[NatsSubscription], int]:
+        if denying.issuperset(self.filter_counts):
+            return [], 0
+        if self._member_indexes is None:
+            accepting = [
+                member
+                for member in self.members
+                if member.denied_subjects not in denying and member.accepts_from(origin)
+            ]
+            return accepting, len(self.members)
+        accepting, sink_count = [], 0
+        for session, members in self._members_by_session.items():
+            sink_count += 1
+            if not session.accepts_from(origin):
+                continue
+            first = next(iter(members))
+            # Members that have ended may belong to another user than the others of the client.
+            if first.has_ended or first.denied_subjects not in denying:
+                sink_count += len(members)
+                accepting += [
+                    member
+                    for member in members
+                    if not member.has_ended and member.denied_subjects not in denying
+                ]
+        return accepting, sink_count
 
     def add(self, member: NatsSubscription) -> None:
         """Add a member."""
         self.members.append(member)
+        self.filter_counts[member.denied_subjects] += 1
         if self._member_indexes is not None:
             self._index_member(member, len(self.members) - 1)
         elif len(self.members) >= _INDEXED_MEMBERS:
@@ -275,6 +370,9 @@ class QueueGroup(_GroupSink):
 
     def remove(self, member: NatsSubscription) -> None:
         """Remove a member. The last member takes its index."""
+        self.filter_counts[member.denied_subjects] -= 1
+        if not self.filter_counts[member.denied_subjects]:
+            del self.filter_counts[member.denied_subjects]
         if self._member_indexes is None:
             index = self.members.index(member)
         else:
@@ -316,8 +414,23 @@ class MergedQueueGroup(_GroupSink):
     def current_version(self) -> int:
         return sum(map(_GET_VERSION, self._groups))
 
-    def members_that_may_accept(self, origin: NatsSession | None) -> Iterable[NatsSubscription]:
-        return chain.from_iterable(group.members_that_may_accept(origin) for group in self._groups)
+    @property
+    def delivery_filters(self) -> Collection[PermissionCache]:
+        # Without a loop in Python: there may be thousands of groups.
+        filters = set(chain.from_iterable(map(_GET_FILTER_COUNTS, self._groups)))
+        return {each for each in filters if each is not None}
+
+    def receiving_sessions(self) -> Collection[NatsSession]:
+        if len(self.current_members()) < 2 * len(self._groups):
+            return set(map(_GET_SESSION, self.current_members()))
+        return set(chain.from_iterable(group.receiving_sessions() for group in self._groups))
+
+    def search_accepting_members(
+        self, denying: frozenset[PermissionCache], origin: NatsSession | None
+    ) -> tuple[list[NatsSubscription], int]:
+        found = [group.search_accepting_members(denying, origin) for group in self._groups]
+        accepting = list(chain.from_iterable(members for members, _ in found))
+        return accepting, sum(count for _, count in found)
 
     def current_members(self) -> _MemberSequence:
         version = self.current_version()
@@ -330,16 +443,3 @@ class MergedQueueGroup(_GroupSink):
 def _count_attempts(members: _MemberSequence) -> int:
     """Return how many random members a message is offered to."""
     return _LARGE_GROUP_ATTEMPTS if len(members) >= _LARGE_GROUP_MEMBERS else 1
-
-
-def _group_by_subject(
-    messages: UniformBatch | MixedBatch, rows: Indexes
-) -> Iterator[tuple[bytes, Indexes]]:
-    """Yield the rows of each subject."""
-    if isinstance(messages, UniformBatch):
-        yield messages.first_message.subject, rows
-        return
-    numbers = messages.subject_numbers[rows]
-    for number in np.unique(numbers).tolist():
-        subject_rows = rows[numbers == number]
-        yield messages.subject_at(subject_rows[0]), subject_rows

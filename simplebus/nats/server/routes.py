@@ -37,6 +37,7 @@ from simplebus.nats.limits import (
 )
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch
 from simplebus.nats.protocol.subject_table import SubjectTable, count_until
+from simplebus.nats.server.permissions import PermissionCache
 from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
 from simplebus.nats.server.session import NatsSession, NatsSubscription
 from simplebus.nats.server.subscription_memory import SubscriptionMemory, memory_limit
@@ -57,11 +58,17 @@ class SubjectSink(Protocol):
         publication order: the session of a subscription, QUEUE_GROUPS, or any other object.
         """
 
-    def further_cost_bytes(self, count: int) -> int:
-        """Return what `count` messages cost besides their bytes and DELIVERY_COST_BYTES."""
+    @property
+    def delivery_filters(self) -> Collection[PermissionCache]:
+        """Caches that decide which subjects are not delivered, each once."""
 
-    def receiving_sessions(self) -> list[NatsSession]:
-        """Return the sessions of the NATS clients that may receive a message."""
+    def further_cost_bytes(self, count: int) -> int:
+        """Return what `count` messages cost besides their bytes, DELIVERY_COST_BYTES, and the
+        decisions of delivery filters.
+        """
+
+    def receiving_sessions(self) -> Collection[NatsSession]:
+        """Return the sessions of the NATS clients that may receive a message, each once."""
 
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         """Deliver a message. Returns True if a receiver accepted it."""
@@ -84,7 +91,7 @@ _NO_GENERATION = (-1, -1)
 _SAMPLED_RESULTS = 4096
 _ACK_PLACEHOLDER = subjects.ACK_PREFIX + b"placeholder"
 _SUBSCRIPTIONS_ONLY = {NatsSubscription}
-_LISTENERS_PER_STEP = 1024
+_LISTENERS_PER_STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,8 @@ class SubjectRoutes:
         self.subscription_memory = SubscriptionMemory(memory_limit(bus or Limits()))
         self.subscription_count = 0
         """Subscriptions of clients."""
+        self.filtered_count = 0
+        """Subscriptions of clients with a delivery filter."""
         self.on_has_subscriptions: Callable[[bool], None] = lambda has_subscriptions: None
         """Called with True for the first subscription and with False after the last one."""
         self.has_repeated_sinks = False
@@ -185,6 +194,7 @@ class SubjectRoutes:
         if not self.subscription_memory.reserve(subscription):
             return False
         self._change_subscription_count(1)
+        self.filtered_count += subscription.denied_subjects is not None
         subject, queue = subscription.subject, subscription.queue
         if not queue:
             self.add(subject, subscription)
@@ -200,6 +210,7 @@ class SubjectRoutes:
     def unsubscribe(self, subscription: NatsSubscription) -> None:
         """Remove a subscription."""
         self._change_subscription_count(-1)
+        self.filtered_count -= subscription.denied_subjects is not None
         self.subscription_memory.uncharge_account(subscription)
         self.subscription_memory.free(subscription)
         subject, queue = subscription.subject, subscription.queue
@@ -243,6 +254,7 @@ class SubjectRoutes:
             _, subscription = self._abandoned[0].popitem()
             if not self._abandoned[0]:
                 self._abandoned.popleft()
+            self.filtered_count -= subscription.denied_subjects is not None
             subject, queue = subscription.subject, subscription.queue
             if not queue:
                 self.remove(subject, subscription)

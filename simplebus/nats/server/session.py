@@ -26,6 +26,7 @@ from simplebus.core.users.users import User
 from simplebus.nats.limits import (
     EVENTS_PER_READ,
     FAN_OUT_READ_BYTES,
+    FILTERED_DELIVERY_COST_BYTES,
     OUTPUT_PER_READ_BYTES,
     READ_BYTES_INITIAL,
     READ_BYTES_MIN,
@@ -60,6 +61,9 @@ class NatsSessionOwner(Protocol):
 
     def mark_gathering(self, session: NatsSession) -> None:
         """Record that the session has gathered the first messages of a batch."""
+
+    def add_read_cost(self, cost_bytes: int) -> None:
+        """Add to the cost of the current turn, in bytes of output."""
 
     def handle_slow(self, session: NatsSession) -> None:
         """Note that many bytes are pending for the client."""
@@ -359,6 +363,10 @@ class NatsSession:
         """End a subscription of the client."""
         self._owner.end_subscription(subscription)
 
+    def add_read_cost(self, cost_bytes: int) -> None:
+        """Add to the cost of the current turn, in bytes of output."""
+        self._owner.add_read_cost(cost_bytes)
+
     def discard_output(self) -> deque[memoryview]:
         """Discard all pending output. Returns its pieces, because freeing many takes long."""
         self.discard_gathered()
@@ -381,9 +389,7 @@ class NatsSession:
         """
         if not self._gathered:
             return 0
-        gathered, self._gathered = self._gathered, []
-        self._gathered_bytes = 0
-        headers = self.accepts_headers
+        gathered, headers = self._gathered, self.accepts_headers
         if len(gathered) > 1:
             piece = memoryview(encode.encode_for_subscriptions(batch, gathered, headers=headers))
         else:
@@ -398,6 +404,8 @@ class NatsSession:
                     piece = memoryview(encode.encode_mixed(batch, sid, rows))
                 if rows is None:
                     encoded[key] = piece
+        # Keeps the list: new ones of thousands of clients would prolong garbage collections.
+        self.discard_gathered()
         self.outbox.append(piece)
         return len(piece)
 
@@ -457,13 +465,21 @@ class NatsSubscription:
         """The session: messages for one client are encoded together."""
         return self.session
 
-    def further_cost_bytes(self, count: int) -> int:
-        """Return the size of the subscription ids: a client may choose very long ones."""
-        return count * len(self.sid)
+    @property
+    def delivery_filters(self) -> tuple[PermissionCache, ...]:
+        """The cache of denied subjects; empty if nothing is denied."""
+        return () if self.denied_subjects is None else (self.denied_subjects,)
 
-    def receiving_sessions(self) -> list[NatsSession]:
+    def further_cost_bytes(self, count: int) -> int:
+        """Return the size of the subscription ids, because a client may choose very long ones, and
+        the cost of a delivery filter.
+        """
+        filter_cost_bytes = FILTERED_DELIVERY_COST_BYTES if self.denied_subjects is not None else 0
+        return count * len(self.sid) + filter_cost_bytes
+
+    def receiving_sessions(self) -> tuple[NatsSession]:
         """Return the session."""
-        return [self.session]
+        return (self.session,)
 
     def remove_from_session(self) -> bool:
         """Remove the subscription from its session. Nothing more is delivered to it.
@@ -545,11 +561,7 @@ class NatsSubscription:
             if denied.get(messages.first_message.subject):
                 return _NO_ROWS, row_indexes(messages, rows)
             return rows, _NO_ROWS
-        numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
-        if messages.subject_names is None:
-            are_denied = denied.get_many(numbers)
-        else:
-            are_denied = denied.get_all(messages.subject_names)[numbers]
+        are_denied = denied.get_rows(messages, rows)
         if not are_denied.any():
             return rows, _NO_ROWS
         rows = row_indexes(messages, rows)

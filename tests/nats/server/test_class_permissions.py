@@ -97,3 +97,56 @@ def test_bound_subjects_use_class_permissions() -> None:
     for subject in ("orders.a", "hidden.a", "free"):
         unrestricted.pub(subject, b"x")
     assert [message.subject for message in client.messages()] == ["orders.a", "free"]
+
+
+def subscriber_of(class_name: str, **subjects: tuple[str, ...]) -> User:
+    """Return a user with the name and token of the only class that it may subscribe to."""
+    everything, one_class = PermissionRule("*"), PermissionRule(class_name)
+    return User(
+        class_name,
+        token=hash_token(class_name),
+        permissions=Permissions(PermissionRules((everything,)), PermissionRules((one_class,))),
+        subject_permissions=NatsPermissions(**subjects),  # type: ignore[arg-type]
+    )
+
+
+def harness_with_group(subject: str, *users: User) -> tuple[NatsBrokerHarness, list[Client]]:
+    """Return a bus with a queue group of ten members of the first user, and one of each other."""
+    table = Users((*users, User("all", token=hash_token("all"))))
+    harness = NatsBrokerHarness(nats=NatsSettings(users=table))
+    harness.broker.user_directory.replace_users(table)
+    clients = [harness.client(auth_token=user.name) for user in users]
+    for client, count in zip(clients, (10, *[1] * len(clients)), strict=False):
+        for sid in range(count):
+            client.sub(subject, str(sid), queue="group")
+    return harness, clients
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_binding_a_subject_changes_which_group_members_receive_it(count: int) -> None:
+    denied = {"subscribe_deny": ("s",)}
+    harness, (other, member) = harness_with_group(
+        "*", subscriber_of("other", **denied), subscriber_of("orders", **denied)
+    )
+    publisher = harness.client(auth_token="all")
+    publisher.send(b"PUB s 1\r\nx\r\n" * count)
+    assert (other.messages(), member.messages()) == ([], [])
+    harness.broker.store.class_registry.declare_classes([NamedClass(name="orders", subjects=["s"])])
+    publisher.send(b"PUB s 1\r\nx\r\n" * count)
+    assert other.messages() == []
+    assert len(member.messages()) == count
+
+
+def test_group_member_receives_messages_of_one_of_two_classes() -> None:
+    harness, (other, member) = harness_with_group(
+        "s", subscriber_of("other"), subscriber_of("orders")
+    )
+    classes = [{"id": 1, "name": "hidden"}, {"id": 2, "name": "orders"}]
+    peer = connect_version2(harness, classes=classes, auth={"token": "all"})
+    peer.send(publish_envelopes(1, 0, channel_envelope("s", b"a")))
+    harness.flush()
+    assert (other.messages(), member.messages()) == ([], [])
+    peer.send(publish_envelopes(2, 1, channel_envelope("s", b"b")))
+    harness.flush()
+    assert other.messages() == []
+    assert member.payloads() == [b"b"]

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.channel import matches, paged_set
+from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.core.users.users import User, Users
 from simplebus.nats import nats_server
 from simplebus.nats.limits import (
+    DECISION_COST_BYTES,
+    DECISION_STEP_COST_BYTES,
     FAN_OUT_READ_BYTES,
     FOUND_SINK_COST_BYTES,
     NEW_SUBJECT_MESSAGES_MAX,
@@ -106,6 +109,124 @@ def test_queue_groups_receive_the_same_as_with_delivery_at_once(script: Script) 
             RandomNumbers, "draw_many", lambda numbers, below, count: np.zeros(count, np.int64)
         )
         assert splitting().play(script) == NatsServerHarness().play(script)
+
+
+DENIED = {
+    "unrestricted": (),
+    "some_denied": ("a.1", "b.>"),
+    "others_denied": ("a.0", "*.2"),
+    "all_denied": (">",),
+}
+"""Denied subject patterns by user name."""
+SUBJECT_NAMES = [f"{first}.{last}" for first in "ab" for last in range(4)]
+SUBSCRIPTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(DENIED)),
+        st.sampled_from(["a.*", "a.>", ">", "a.1", "*.2"]),
+        st.sampled_from(["", "", "g", "h"]),
+    ),
+    max_size=12,
+)
+"""User, pattern, and queue group of subscriptions. All those of a user belong to one client."""
+
+
+def with_denied_subjects() -> NatsSettings:
+    users = [
+        User(name, "p", subject_permissions=SubjectPermissions(subscribe_deny=denied))
+        for name, denied in DENIED.items()
+    ]
+    return NatsSettings(users=Users((*users, User("publisher", "p"))))
+
+
+def connect_as(harness: NatsServerHarness, user: str) -> Client:
+    return harness.client(QUIET[:-3] + b',"user":"%b","pass":"p"}\r\n' % user.encode())
+
+
+def accepts(user: str, pattern: str, subject: str) -> bool:
+    """Return True if a subscription of the user receives messages on the subject."""
+    is_denied = any(is_match(denied, subject) for denied in DENIED[user])
+    return is_match(pattern, subject) and not is_denied
+
+
+@pytest.mark.usefixtures("delivers_singly")
+@settings(max_examples=3 * settings().max_examples)
+@given(
+    subscriptions=SUBSCRIPTIONS,
+    publications=st.lists(
+        st.lists(st.sampled_from(SUBJECT_NAMES), min_size=1, max_size=60), min_size=1, max_size=3
+    ),
+    splits_reads=st.booleans(),
+    is_large_group=st.booleans(),
+)
+def test_denied_subjects_are_not_delivered(
+    subscriptions: list[tuple[str, str, str]],
+    publications: list[list[str]],
+    splits_reads: bool,
+    is_large_group: bool,
+) -> None:
+    harness = NatsServerHarness(with_denied_subjects(), splits_reads=splits_reads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_group, "_INDEXED_MEMBERS", 2)
+        patch.setattr(queue_group, "_LARGE_GROUP_MEMBERS", 2 if is_large_group else 1024)
+        clients = {user: connect_as(harness, user) for user in DENIED}
+        for sid, (user, pattern, queue) in enumerate(subscriptions):
+            clients[user].send(f"SUB {pattern} {queue} s{sid}\r\n".encode())
+        publisher, subjects = connect_as(harness, "publisher"), list[str]()
+        for names in publications:
+            first = len(subjects)
+            subjects += names
+            lines = [f"PUB {name} 4\r\n{first + n:04}\r\n" for n, name in enumerate(names)]
+            publisher.send("".join(lines).encode())
+    received: dict[str, list[int]] = {}
+    for client in clients.values():
+        for _, sid, number in MESSAGE.findall(bytes(client.received)):
+            received.setdefault(subscriptions[int(sid[1:])][2] or sid.decode(), []).append(
+                int(number)
+            )
+    for sid, (user, pattern, queue) in enumerate(subscriptions):
+        expected = [n for n, name in enumerate(subjects) if accepts(user, pattern, name)]
+        if not queue:
+            assert received.get(f"s{sid}", []) == expected
+    for group in ("g", "h"):
+        members = [(user, pattern) for user, pattern, queue in subscriptions if queue == group]
+        expected = [
+            n for n, name in enumerate(subjects) if any(accepts(*each, name) for each in members)
+        ]
+        assert sorted(received.get(group, [])) == expected
+
+
+@pytest.mark.parametrize("delivers_singly", [False, True])
+@pytest.mark.parametrize("queue", [b"", b" g"])
+@pytest.mark.parametrize(
+    "users", [("some_denied",), ("some_denied", "others_denied", "all_denied")]
+)
+def test_a_turn_decides_about_few_subjects(
+    delivers_singly: bool, queue: bytes, users: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared, has_match = list[str](), SubscriptionIndex.has_match
+
+    def record_comparison(index: SubscriptionIndex[int], name: str) -> bool:
+        compared.append(name)
+        return has_match(index, name)
+
+    monkeypatch.setattr(SubscriptionIndex, "has_match", record_comparison)
+    max_cost_bytes = 0 if delivers_singly else DECISION_STEP_COST_BYTES
+    monkeypatch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", max_cost_bytes)
+    harness = splitting(with_denied_subjects())
+    for user in users:
+        connect_as(harness, user).send(b"SUB >%b 1\r\nSUB >%b 2\r\n" % (queue, queue))
+    publisher, counts_by_round = connect_as(harness, "publisher"), []
+    for _ in range(2):
+        compared.clear()
+        publisher.start(b"".join(b"PUB b.%d 1\r\nx\r\n" % number for number in range(300)))
+        counts = [len(compared)]
+        while publisher.take_turn():
+            counts.append(len(compared))
+        assert max(np.diff([0, *counts])) <= DECISION_STEP_COST_BYTES // DECISION_COST_BYTES
+        counts_by_round.append(counts[-1])
+    assert counts_by_round[0] >= 300
+    # Of several users in a group, only some decide about each message.
+    assert counts_by_round[1] == 0 or (queue and len(users) > 1)
 
 
 # Changes between two turns -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,13 @@ from simplebus.core.channel.pattern import matches
 from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats import subjects
 from simplebus.nats.class_requests import make_class_request
-from simplebus.nats.limits import CACHED_PERMISSIONS_MAX, OPEN_REPLIES_MAX
+from simplebus.nats.limits import (
+    CACHED_PERMISSIONS_MAX,
+    DECISION_STEP_COST_BYTES,
+    OPEN_REPLIES_MAX,
+    SUBJECTS_MAX,
+)
+from simplebus.nats.protocol.events import MixedBatch
 from simplebus.nats.protocol.subject_table import SubjectTable
 from simplebus.nats.server.permissions import OpenReplies, PermissionCache, SubjectGrants
 from tests.nats.protocol.numbered_subjects import numbered
@@ -121,6 +128,43 @@ def test_messages_whose_permissions_must_be_decided_are_counted() -> None:
     assert cache.count_until_decided(numbers, 3) == 6
     cache.get_many(numbers)
     assert cache.count_until_decided(numbers, 3) == 10
+
+
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_decisions_in_steps_equal_other_decisions(is_cleared: bool) -> None:
+    table, costs = SubjectTable(), list[int]()
+    cache = PermissionCache(table, lambda name: name.endswith("1"), costs.append)
+    names = tuple(b"a.%d" % n for n in range(300))
+    numbers = numbered(table, list(names))
+    cache.get_many(numbers[:50])
+    batch = MixedBatch(
+        data=np.zeros(0, np.uint8),
+        bounds=np.zeros(1, np.int64),
+        subject_ends=np.zeros(0, np.int64),
+        body_starts=np.zeros(0, np.int64),
+        subject_numbers=numbers,
+        subject_names=names,
+        table_numbers=numbers,
+        table_generation=table.generation,
+    )
+    step_costs = []
+    costs.clear()
+    for _ in cache.decide_in_steps(batch):
+        step_costs.append(sum(costs))
+        costs.clear()
+        if is_cleared and len(step_costs) == 2:
+            table.reserve(SUBJECTS_MAX)
+            other_numbers = numbered(table, [b"b.%d" % (n + 1) for n in range(300)])
+    assert max(step_costs) <= DECISION_STEP_COST_BYTES
+    assert sum(step_costs) == 250 * cache.decision_cost_bytes
+    expected = [name.endswith(b"1") for name in names]
+    assert cache.get_all(names).tolist() == expected
+    assert not costs
+    if is_cleared:
+        assert cache.get_many(other_numbers).tolist() == [*expected[1:], False]
+    else:
+        assert cache.get_many(numbers).tolist() == expected
+        assert not costs
 
 
 def test_permission_cache_is_bounded() -> None:

@@ -446,10 +446,55 @@ def test_group_without_accepting_members_accepts_nothing() -> None:
     assert requester.lines().startswith(b"HMSG in 3 33 33\r\nNATS/1.0 503\r\n")
 
 
+@pytest.mark.parametrize("count", [1, 40])
+def test_repeated_connect_ends_members_of_queue_groups(count: int) -> None:
+    users = (
+        User("a", "p", subject_permissions=SubjectPermissions(subscribe_deny=("no.>",))),
+        User("b", "p", subject_permissions=SubjectPermissions(subscribe_deny=("x.>",))),
+    )
+    harness = NatsServerHarness(NatsSettings(users=Users(users)))
+    connect = QUIET[:-3] + b',"user":"%b","pass":"p"}\r\n'
+    member, publisher = harness.client(connect % b"a"), harness.client(connect % b"b")
+    member.send(b"".join(b"SUB > g %d\r\n" % sid for sid in range(200)))
+    member.send(connect % b"b" + b"SUB > g new\r\n")
+    publisher.send(b"PUB no.a 1\r\nx\r\n" * count)
+    assert member.lines().count(b"MSG no.a new 1\r\n") == count
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_members_that_ended_since_the_last_message_are_passed_over(count: int) -> None:
+    users = (
+        User("a", "p", subject_permissions=SubjectPermissions(subscribe_deny=("no.a",))),
+        User("b", "p"),
+    )
+    harness = NatsServerHarness(NatsSettings(users=Users(users)))
+    connect = QUIET[:-3] + b',"user":"%b","pass":"p"}\r\n'
+    denied, ending, lasting, publisher = (
+        harness.client(connect % user) for user in (b"a", b"b", b"b", b"b")
+    )
+    denied.send(b"".join(b"SUB no.* g %d\r\n" % sid for sid in range(40)))
+    ending.send(b"".join(b"SUB no.* g %d\r\n" % sid for sid in range(20)))
+    ending.send(b"".join(b"SUB other.%d %d\r\n" % (sid, 100 + sid) for sid in range(200)))
+    lasting.send(b"SUB no.* g 1\r\n")
+    for _ in range(40):
+        publisher.send(b"PUB no.a 1\r\nx\r\n")
+    assert numbers_received(ending) + numbers_received(lasting) == 40
+    ending.send(connect % b"b")  # Its many subscriptions are left in the group for some turns.
+    for _ in range(20):
+        publisher.send(b"PUB no.a 1\r\nx\r\n" * count)
+        assert numbers_received(lasting) == count
+
+
+def numbers_received(client: Client) -> int:
+    """Return how many messages the client has received since the last call."""
+    return client.lines().count(b"MSG ")
+
+
 class Listed:
     """Sink that records its messages."""
 
     is_ordered = True
+    delivery_filters = ()
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
