@@ -293,7 +293,8 @@ class Connection(Generic[SessionT]):
                     if not session.is_request_pending:
                         await self._wait_for_receivers()
         except RemoteProtocolError as error:
-            reason = error
+            # The traceback refers to this frame, and its `reason` to the error: a reference cycle.
+            reason = error.with_traceback(None)
             if isinstance(error, WrongProtocolError):
                 self._wrong_port_reply = error.reply
         except Exception as error:
