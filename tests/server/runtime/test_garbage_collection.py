@@ -90,3 +90,17 @@ def test_container_that_took_long_to_examine_is_old_after_the_next_collection() 
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_young_objects_are_excluded_after_many_steps() -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(garbage_collection.run)
+            young, garbage = Node(), weakref.ref(Node())
+            for _ in range(200):
+                await trio.lowlevel.checkpoint()  # Takes no time.
+            assert not any(each is young for each in gc.get_objects())
+            assert garbage() is None
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock())
