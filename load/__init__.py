@@ -35,7 +35,8 @@ by the same generator. No rate is printed for work that was not verified.
     connection_attack.py     latency of a client while others attack the server
     attacks.py               latency of a client while others send many legal requests
     stalled_reader.py        a client of version 1 that stops reading
-    holds.py, hold_server.py longest holds of the event loop, in CPU time
+    holds.py, nats_holds.py  longest holds of the event loop, in CPU time
+        hold_clients.py, hold_server.py
     module_bus.py            modules of one process against queues and channels
     memory_bus.py            MemoryBus in one event loop
     sdk.py                   rates of Python programs against nats-py

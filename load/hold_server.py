@@ -1,8 +1,8 @@
 """Server that reports how long its event loop was held: `python -m load.hold_server serve ...`.
 
-Each step of a task that takes at least REPORTED_S of CPU time becomes a line of JSON on standard
-output. CPU time, unlike elapsed time, does not grow when other programs use the machine. A thread
-takes samples of the stack of long steps.
+Each step of a task, and each garbage collection between steps, that takes at least REPORTED_S of
+CPU time becomes a line of JSON on standard output. CPU time, unlike elapsed time, does not grow
+when other programs use the machine. A thread takes samples of the stack of long steps.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class HoldRecorder(trio.abc.Instrument):
         self.step_count = 0
         self.stacks: Counter[str] = Counter()
         self._began_at = self._gc_began_at = self._gc_s = 0.0
+        self._is_in_step = False
         self._fault_count = 0
         gc.callbacks.append(self._measure_collection)
 
@@ -46,30 +47,42 @@ class HoldRecorder(trio.abc.Instrument):
         self.step_count += 1
         self.stacks.clear()
         self._gc_s = 0.0
+        self._is_in_step = True
         self._fault_count = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
         self._began_at = time.thread_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         seconds = time.thread_time() - self._began_at
+        self._is_in_step = False
         if seconds < REPORTED_S:
             return
         stacks = self.stacks.copy()  # The sampling thread may change the original.
         faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - self._fault_count
-        hold = {
-            "at": time.monotonic(),
-            "seconds": seconds,
-            "gc": self._gc_s,
-            "faults": faults,
-            "task": ".".join(task.name.split(".")[-2:]),
-            "stack": max(stacks, key=stacks.__getitem__, default=""),
-        }
-        os.write(1, f"hold {json.dumps(hold)}\n".encode())
+        name = ".".join(task.name.split(".")[-2:])
+        stack = max(stacks, key=stacks.__getitem__, default="")
+        _report(seconds, self._gc_s, faults, name, stack)
 
     def _measure_collection(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
             self._gc_began_at = time.thread_time()
-        else:
-            self._gc_s += time.thread_time() - self._gc_began_at
+            return
+        seconds = time.thread_time() - self._gc_began_at
+        self._gc_s += seconds
+        if not self._is_in_step and seconds >= REPORTED_S:
+            _report(seconds, seconds, 0, "garbage collection", "")
+
+
+def _report(seconds: float, gc_seconds: float, faults: int, task: str, stack: str) -> None:
+    """Write the line of a hold."""
+    hold = {
+        "at": time.monotonic(),
+        "seconds": seconds,
+        "gc": gc_seconds,
+        "faults": faults,
+        "task": task,
+        "stack": stack,
+    }
+    os.write(1, f"hold {json.dumps(hold)}\n".encode())
 
 
 def sample_long_steps(recorder: HoldRecorder, thread_id: int) -> None:

@@ -15,67 +15,59 @@ median of the rounds counts, because Linux also charges pauses of a virtual mach
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
-import selectors
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, cast
 
 from load import attacks
-from load.brokers import HOST, REPOSITORY, START_S
-from load.connection_attack import listener_ports
+from load.brokers import HOST
+from load.hold_clients import (
+    HELD_MESSAGES,
+    MEMBERS,
+    PATIENCE_S,
+    QUIET_S,
+    SEPARATE_MESSAGES,
+    SETTLE_S,
+    SUBSCRIBERS,
+    Client,
+    HeldServer,
+    Kinds,
+    discard_all,
+    encode_envelope,
+    publish,
+    publish_to_members,
+    serving,
+)
 from load.measure import RunOptions
-from load.processes import Process, separate_core
+from load.nats_holds import NATS_KINDS, USER_KINDS, USERS_CONFIG
+from load.processes import separate_core
 from load.report import Row
 from simplebus.core.limits import BINDINGS_MAX, FETCH_MESSAGES_MAX, GROUP_IN_FLIGHT_MAX, Limits
 from simplebus.core.protocol import frames
 
 HOLD_MAX_S = 0.005
-PATIENCE_S = 120.0
-SETTLE_S = 1.2
-"""Time for a tick, a snapshot and the removal of ended connections."""
-QUIET_S = 1.0
-"""Silence of the server after which a client has received everything."""
 EXPIRY_S = 8.0
 CLASSES = Limits().classes
 MESSAGES = 1_000_000
 CHANNELS = 50_000
 BULK_MESSAGES = 100_000
-MEMBERS = 1000
-SUBSCRIBERS = 5000
 CONNECTIONS = 5000
-NATS_SUBJECTS = 200_000
 FULL, CHANNELED, VALUES, TIMED, GROUPED, REJECTED, WATCHED = 1, 2, 3, 4, 5, 7, 8
 """Classes."""
 SCATTERED_CLASSES = list(range(101, 201))
-
-SERVER = (
-    *("--port", "0", "--nats-port", "0", "--http-port", "0", "--log-level", "error"),
-    *("--max-memory", "8GiB", "--max-connections", "16000", "--hello-timeout", "2"),
-    *("--max-classes-per-connection", "0", "--max-classes-per-address", "0"),
-    *("--max-durables-per-address", "0", "--ack-timeout", "600", "--durability", "os"),
-)
-
 
 HELD_BY_MEMBERS, DROPPED, OVERDUE = 21, 22, 23
 """Classes of groups whose members hold many messages."""
 GAPS, ACKED = 24, 25
 """Classes whose messages are rejected and acknowledged between others."""
-ACKED_BY_NATS, ACKED_BY_NATS_QUEUE = 26, 27
-"""Classes whose messages NATS clients acknowledge."""
-SEPARATE_MESSAGES = 60_000
-"""Messages that are rejected, or acknowledged, apart from their neighbours."""
-HELD_MESSAGES = 200_000
 CONFIG = f"""
 [classes."group.dropped"]
 id = {DROPPED}
@@ -85,48 +77,6 @@ max-messages = {HELD_MESSAGES}
 id = {OVERDUE}
 ack-seconds = 3
 """ + "".join(f'[classes."declared.{n}"]\n' for n in range(100))
-Kinds = dict[str, Callable[["HeldServer"], object]]
-"""Requests by title."""
-
-
-class Hold(NamedTuple):
-    """A step of a task."""
-
-    at: float
-    seconds: float
-    gc_seconds: float
-    faults: int
-    task: str
-    stack: str
-
-
-@dataclass
-class HeldServer:
-    """A running server, and the ports of its listeners."""
-
-    process: Process
-    tcp: int
-    nats: int
-    http: int
-
-    def holds(self) -> list[Hold]:
-        """Return the holds that the server has reported so far."""
-        found = [
-            json.loads(line[5:])
-            for line in self.process.output().splitlines()
-            if line.startswith("hold ")
-        ]
-        names = ("at", "seconds", "gc", "faults", "task", "stack")
-        return [Hold(*(each[name] for name in names)) for each in found]
-
-
-@contextlib.contextmanager
-def serving(*options: str) -> Iterator[HeldServer]:
-    """Run a server with the instrument."""
-    command = [sys.executable, "-m", "load.hold_server", "serve", *SERVER, *options]
-    with Process("simplebus", command, directory=REPOSITORY) as process:
-        process.wait_for_line("simplebus ready", timeout_s=START_S)
-        yield HeldServer(process, *map(int, listener_ports(process.output()).split(",")))
 
 
 def run(run_options: RunOptions) -> list[Row]:
@@ -141,10 +91,12 @@ def _run_round(run_options: RunOptions) -> list[Row]:
     """Return the rows of one round."""
     rows = []
     with tempfile.TemporaryDirectory() as directory:
-        config = Path(directory) / "bus.toml"
+        config, users_config = Path(directory) / "bus.toml", Path(directory) / "users.toml"
         config.write_text(CONFIG)
+        users_config.write_text(USERS_CONFIG)
         for kinds, options in (
             (KINDS, ("--config", str(config))),
+            (USER_KINDS, ("--config", str(users_config))),
             (JOURNAL_KINDS, ("--data-dir", str(Path(directory) / "data"))),
         ):
             kinds = select_kinds(kinds, run_options.only)
@@ -198,83 +150,6 @@ def measure(server: HeldServer, kinds: Kinds) -> list[Row]:
     return rows
 
 
-class Client:
-    """Binary client of version 2 that waits for replies."""
-
-    def __init__(self, server: HeldServer, *classes: object, **more: object) -> None:
-        self.socket = socket.create_connection((HOST, server.tcp), timeout=PATIENCE_S)
-        self._received = bytearray()
-        body = {"version": 2, "classes": list(classes), **more}
-        self.send(frames.CONNECT, body)
-        self.wait(frames.CONNECT)
-
-    def send(self, kind: int, body: object, *, class_id: int = 0, number: int = 0) -> None:
-        """Send a request."""
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.socket.sendall(
-            frames.encode(
-                kind,
-                class_id=class_id,
-                message_id=1,
-                timer_index=number,
-                content=content,
-            )
-        )
-
-    def wait(self, kind: int, count: int = 1) -> None:
-        """Wait for `count` replies of a kind or errors, and discard all other frames."""
-        marks = [frames.DELIMITER + bytes([each]) for each in (kind, frames.ERROR)]
-        if not self._received:
-            self._received += frames.DELIMITER
-        while sum(self._received.count(mark) for mark in marks) < count:
-            data = self.socket.recv(1 << 20)
-            assert data, "the server closed the connection"
-            self._received += data
-        self._received.clear()
-
-    def subscribe(self, class_id: int, number: int = 1, **options: object) -> None:
-        """Subscribe, and wait for the reply."""
-        self.send(frames.SUBSCRIBE, options, class_id=class_id, number=number)
-        self.wait(frames.SUBSCRIBE)
-
-    def read_for(self, seconds: float) -> None:
-        """Read and discard data until none has arrived for `seconds`."""
-        self.socket.settimeout(seconds)
-        with contextlib.suppress(TimeoutError):
-            while self.socket.recv(1 << 20):
-                pass
-        self.socket.settimeout(PATIENCE_S)
-        self._received.clear()
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-def _publish(server: HeldServer, class_id: int, contents: Iterator[bytes], *, kind: int) -> None:
-    """Publish messages as fast as the server accepts them, without reading confirms."""
-    client = Client(server, class_id)
-    pieces: list[bytes] = []
-    size = 0
-    reader = threading.Thread(target=client.wait, args=(frames.CONNECT,), daemon=True)
-    reader.start()
-    for number, content in enumerate(contents):
-        frame = frames.encode(kind, class_id=class_id, message_id=number, content=content)
-        pieces.append(frame)
-        size += len(frame)
-        if size > 1 << 20:
-            client.socket.sendall(b"".join(pieces))
-            pieces, size = [], 0
-    client.socket.sendall(b"".join(pieces))
-    client.send(frames.CONNECT, {})
-    reader.join()
-    client.close()
-
-
-def _envelope(channel: str, payload: bytes) -> bytes:
-    name = channel.encode()
-    return b"\x08" + len(name).to_bytes(2, "big") + name + payload
-
-
 def _timed(payload: bytes, expires_ms: int) -> bytes:
     return b"\x02" + expires_ms.to_bytes(8, "big") + payload
 
@@ -309,18 +184,18 @@ def publish_plain(server: HeldServer) -> None:
 def publish_large(server: HeldServer) -> None:
     """Messages of almost a mebibyte."""
     contents = (b"x" * ((1 << 20) - 100) for _ in range(64))
-    _publish(server, 6, contents, kind=frames.MESSAGE)
+    publish(server, 6, contents, kind=frames.MESSAGE)
 
 
 def publish_envelopes(server: HeldServer) -> None:
-    contents = (_envelope(f"site.{n % CHANNELS}.power", b"%d" % n) for n in range(MESSAGES))
-    _publish(server, CHANNELED, contents, kind=frames.ENVELOPE)
+    contents = (encode_envelope(f"site.{n % CHANNELS}.power", b"%d" % n) for n in range(MESSAGES))
+    publish(server, CHANNELED, contents, kind=frames.ENVELOPE)
 
 
 def publish_timed(server: HeldServer) -> None:
     expires_ms = int((time.time() + EXPIRY_S) * 1000)
     contents = (_timed(b"%d" % n, expires_ms) for n in range(MESSAGES // 2))
-    _publish(server, TIMED, contents, kind=frames.ENVELOPE)
+    publish(server, TIMED, contents, kind=frames.ENVELOPE)
 
 
 def _publish_after_bulk(
@@ -351,7 +226,7 @@ def publish_malformed(server: HeldServer) -> None:
     """Every other envelope has an invalid channel."""
 
     def build_frame(number: int) -> bytes:
-        content = _envelope("a", b"x") if number % 2 else _envelope("..", b"x")
+        content = encode_envelope("a", b"x") if number % 2 else encode_envelope("..", b"x")
         return frames.encode(
             frames.ENVELOPE, class_id=SCATTERED_CLASSES[0], message_id=number, content=content
         )
@@ -429,7 +304,7 @@ def nack_in_ranges(server: HeldServer) -> None:
 def nack_and_hand_over(server: HeldServer) -> None:
     """Reject messages in a subscription without a durable, and continue with another one."""
     contents = (b"%d" % n for n in range(MESSAGES // 4))
-    _publish(server, REJECTED, contents, kind=frames.MESSAGE)
+    publish(server, REJECTED, contents, kind=frames.MESSAGE)
     client = Client(server, REJECTED)
     client.subscribe(REJECTED, max_in_flight=MESSAGES)
     client.read_for(QUIET_S)
@@ -453,7 +328,7 @@ def reject_at_once(server: HeldServer) -> None:
         client = Client(server, GAPS)
         client.subscribe(GAPS, start="new", max_in_flight=SEPARATE_MESSAGES, **options)
         contents = (b"%d" % n for n in range(SEPARATE_MESSAGES))
-        _publish(server, GAPS, contents, kind=frames.MESSAGE)
+        publish(server, GAPS, contents, kind=frames.MESSAGE)
         client.read_for(QUIET_S)
         first, last = number * SEPARATE_MESSAGES, (number + 1) * SEPARATE_MESSAGES
         nacks = b"".join(
@@ -478,7 +353,7 @@ def ack_members_messages(server: HeldServer) -> None:
     client = Client(server, ACKED)
     client.subscribe(ACKED, group="acking", max_in_flight=SEPARATE_MESSAGES)
     contents = (b"%d" % n for n in range(SEPARATE_MESSAGES))
-    _publish(server, ACKED, contents, kind=frames.MESSAGE)
+    publish(server, ACKED, contents, kind=frames.MESSAGE)
     client.read_for(QUIET_S)
     part = GROUP_IN_FLIGHT_MAX
     for first in range(0, SEPARATE_MESSAGES, part):
@@ -503,8 +378,8 @@ def open_groups(server: HeldServer) -> None:
     """A thousand members of a group, and of a key-ordered group, with many messages, that
     disconnect.
     """
-    contents = (_envelope(f"key.{n % 5000}", b"%d" % n) for n in range(MESSAGES // 4))
-    _publish(server, GROUPED, contents, kind=frames.ENVELOPE)
+    contents = (encode_envelope(f"key.{n % 5000}", b"%d" % n) for n in range(MESSAGES // 4))
+    publish(server, GROUPED, contents, kind=frames.ENVELOPE)
     for by_key in (False, True):
         clients = [Client(server, GROUPED) for _ in range(MEMBERS // 500)]
         for number in range(1, MEMBERS // len(clients) + 1):
@@ -533,9 +408,9 @@ def with_members(
             sockets = [client.socket for client in clients]
             for client in clients:
                 client.read_for(QUIET_S)
-            readers = threading.Thread(target=_discard_all, args=(sockets,), daemon=True)
+            readers = threading.Thread(target=discard_all, args=(sockets,), daemon=True)
             readers.start()
-            _publish_to_members(server, class_id)
+            publish_to_members(server, class_id)
             act(server, clients)
             time.sleep(SETTLE_S)
             for sock in sockets:
@@ -546,12 +421,6 @@ def with_members(
     return act_on_groups
 
 
-def _publish_to_members(server: HeldServer, class_id: int) -> None:
-    contents = (_envelope(f"key.{n % 5000}", b"%d" % n) for n in range(HELD_MESSAGES))
-    _publish(server, class_id, contents, kind=frames.ENVELOPE)
-    time.sleep(QUIET_S)
-
-
 def purge_held(server: HeldServer, clients: list[Client]) -> None:
     client = Client(server)
     client.send(frames.PURGE, {}, class_id=HELD_BY_MEMBERS)
@@ -560,7 +429,7 @@ def purge_held(server: HeldServer, clients: list[Client]) -> None:
 
 
 def drop_held(server: HeldServer, clients: list[Client]) -> None:
-    _publish_to_members(server, DROPPED)
+    publish_to_members(server, DROPPED)
 
 
 def wait_for_overdue(server: HeldServer, clients: list[Client]) -> None:
@@ -575,8 +444,8 @@ def keep_last_values(server: HeldServer) -> None:
     reader = Client(server, {"id": VALUES, "last_values": True})
     reader.subscribe(VALUES)
     reader.close()
-    contents = (_envelope(f"sensor.{n % CHANNELS}", b"%d" % n) for n in range(4 * CHANNELS))
-    _publish(server, VALUES, contents, kind=frames.ENVELOPE)
+    contents = (encode_envelope(f"sensor.{n % CHANNELS}", b"%d" % n) for n in range(4 * CHANNELS))
+    publish(server, VALUES, contents, kind=frames.ENVELOPE)
     client = Client(server, VALUES)
     client.subscribe(VALUES, start="last_values")
     client.read_for(QUIET_S)
@@ -586,7 +455,7 @@ def keep_last_values(server: HeldServer) -> None:
 def publish_to_many(server: HeldServer) -> None:
     """Publish to subscribers with a connection each, in large and in small writes."""
     sockets = [_subscribe_version_1(server, WATCHED) for _ in range(SUBSCRIBERS)]
-    readers = threading.Thread(target=_discard_all, args=(sockets,), daemon=True)
+    readers = threading.Thread(target=discard_all, args=(sockets,), daemon=True)
     readers.start()
     publisher = Client(server, WATCHED)
     frame = frames.encode(frames.MESSAGE, class_id=WATCHED, content=b"0123456789abcdef")
@@ -604,21 +473,6 @@ def _subscribe_version_1(server: HeldServer, class_id: int) -> socket.socket:
     sock.sendall(frames.encode(frames.CONNECT, content=b"[%d]" % class_id))
     sock.sendall(frames.encode(frames.SUBSCRIBE, class_id=class_id))
     return sock
-
-
-def _discard_all(sockets: list[socket.socket]) -> None:
-    """Read and discard data until every connection has ended."""
-    with selectors.DefaultSelector() as selector:
-        for sock in sockets:
-            selector.register(sock, selectors.EVENT_READ)
-        while selector.get_map():
-            for key, _ in selector.select():
-                sock, data = cast(socket.socket, key.fileobj), b""
-                with contextlib.suppress(ConnectionResetError):
-                    data = sock.recv(1 << 20)
-                if not data:
-                    selector.unregister(sock)
-                    sock.close()
 
 
 def declare_classes(server: HeldServer) -> None:
@@ -688,101 +542,6 @@ def reload(server: HeldServer) -> None:
         sock.close()
 
 
-def nats_publish(server: HeldServer) -> None:
-    """Small NATS messages in large writes, to a thousand subscriptions of one client."""
-    sock = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
-    subs = b"".join(b"SUB many.* %d\r\n" % n for n in range(1000))
-    sock.sendall(b'CONNECT {"verbose":false,"echo":false}\r\n' + subs + b"PING\r\n")
-    publisher = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
-    publisher.sendall(b'CONNECT {"verbose":false}\r\n' + b"PUB none 1\r\nx\r\n" * 200_000)
-    publisher.sendall(b"PUB many.a 1\r\nx\r\n" * 200 + b"PING\r\n")
-    sock.settimeout(QUIET_S)
-    with contextlib.suppress(TimeoutError):
-        while sock.recv(1 << 20):
-            pass
-    publisher.close()
-    sock.close()
-
-
-def nats_publish_to_many(server: HeldServer) -> None:
-    """Publish to NATS subscribers with a connection each, in large and in small writes."""
-    sockets = [
-        socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
-        for _ in range(SUBSCRIBERS)
-    ]
-    for sock in sockets:
-        sock.sendall(b'CONNECT {"verbose":false}\r\nSUB watched.* 1\r\n')
-    readers = threading.Thread(target=_discard_all, args=(sockets,), daemon=True)
-    readers.start()
-    publisher = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
-    publisher.sendall(b'CONNECT {"verbose":false}\r\n')
-    for count in (1, 1000, 1, 1):
-        publisher.sendall(count * b"PUB watched.a 1\r\nx\r\n")
-        time.sleep(QUIET_S)
-    publisher.close()
-    for sock in sockets:
-        sock.shutdown(socket.SHUT_RDWR)
-    readers.join()
-
-
-def nats_publish_to_subjects(server: HeldServer) -> None:
-    """Publish NATS messages with different subjects to one wildcard subscription."""
-    subscriber = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
-    subscriber.sendall(b'CONNECT {"verbose":false}\r\nSUB s.> 1\r\n')
-    publisher = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
-    messages = b"".join(b"PUB s.%d 0\r\n\r\n" % number for number in range(NATS_SUBJECTS))
-    reader = threading.Thread(target=_discard_all, args=([subscriber],), daemon=True)
-    reader.start()
-    publisher.sendall(b'CONNECT {"verbose":false}\r\n' + messages)
-    time.sleep(QUIET_S)
-    publisher.close()
-    subscriber.shutdown(socket.SHUT_RDWR)
-    reader.join()
-
-
-def acknowledge_as_nats_client(class_id: int, member_count: int) -> Callable[[HeldServer], object]:
-    """Return a kind in which a NATS client sends +ACK, -NAK, +WPI and +TERM, each for a fifth of
-    its messages, and then disconnects. Several members form a queue group.
-    """
-    subject = b"$SB.SUB.%d.d.in_flight=%d" % (class_id, SEPARATE_MESSAGES)
-    queue = b" members" if member_count > 1 else b""
-
-    def acknowledge(server: HeldServer) -> None:
-        sock = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
-        subs = b"".join(b"SUB %b%b %d\r\n" % (subject, queue, n) for n in range(member_count))
-        sock.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n' + subs)
-        replies: list[bytes] = []
-        pongs = threading.Semaphore(0)
-        reader = threading.Thread(target=_read_replies, args=(sock, replies, pongs), daemon=True)
-        reader.start()
-        time.sleep(SETTLE_S)
-        _publish_to_members(server, class_id)
-        time.sleep(SETTLE_S)
-        payloads = (b"", b"-NAK 600s", b"+WPI", b"+TERM")
-        for number, payload in enumerate(payloads):
-            acks = [
-                b"PUB %b %d\r\n%b\r\n" % (reply, len(payload), payload)
-                for reply in replies[number :: len(payloads) + 1]
-            ]
-            sock.sendall(b"".join(acks) + b"PING\r\n")
-            pongs.acquire(timeout=PATIENCE_S)
-        sock.shutdown(socket.SHUT_RDWR)
-        reader.join()
-        sock.close()
-
-    return acknowledge
-
-
-def _read_replies(sock: socket.socket, replies: list[bytes], pongs: threading.Semaphore) -> None:
-    """Append the reply subjects of all messages, and count PONGs, until the connection ends."""
-    with contextlib.suppress(ConnectionResetError), sock.makefile("rb") as lines:
-        for line in lines:
-            if line.startswith((b"MSG ", b"HMSG ")):
-                replies.append(line.split(b" ")[3])
-            elif line == b"PONG\r\n":
-                pongs.release()
-
-
 def attack(kind: str) -> Callable[[HeldServer], object]:
     """Return an attack of `load.attacks` as a kind of request."""
     return lambda server: attacks.ATTACKS[kind](server.tcp, server.nats)
@@ -817,15 +576,7 @@ KINDS: Kinds = {
     "Inquire, every kind": inquire,
     "HTTP pages with 5,000 connections": read_http,
     "reload with 5,000 connections": reload,
-    "NATS messages": nats_publish,
-    "a NATS message to 5,000 connections": nats_publish_to_many,
-    "200,000 NATS messages with different subjects": nats_publish_to_subjects,
-    "acks and nacks by a NATS client with 60,000 messages": acknowledge_as_nats_client(
-        ACKED_BY_NATS, 1
-    ),
-    "acks and nacks by 1,000 members of a NATS queue, and their end": acknowledge_as_nats_client(
-        ACKED_BY_NATS_QUEUE, MEMBERS
-    ),
+    **NATS_KINDS,
     "61,440 patterns": attack("patterns"),
     "200,000 NATS wildcards": attack("wildcards"),
     "5,000 silent connections": attack("connections"),
