@@ -154,6 +154,8 @@ class NatsServer:
         self.next_client_id = 1
         self._ready_sessions: dict[NatsSession, None] = {}
         self._disconnecting: list[tuple[NatsSession, NatsError]] = []
+        self._finished: deque[AckedSubscription] = deque()
+        """Subscriptions that end when the dead letters of their positions are appended."""
         self._discarded_output: deque[memoryview] = deque()
         self._errors: list[Exception] = []
         self._on_pending = on_pending
@@ -430,7 +432,7 @@ class NatsServer:
 
         Other calls are allowed between the parts.
         """
-        self.routes.remove_abandoned()
+        self.remove_some()
         self.free_discarded_output()
         self.slow_consumer_monitor.now = self.now
         yield from self._disconnect_in_parts(self.slow_consumer_monitor.find_slow_consumers())
@@ -1007,6 +1009,35 @@ class NatsServer:
                 if self.delivery.is_turn_over:
                     yield
         self.end_subscription(subscription)
+
+    def finish_subscription(self, subscription: NatsSubscription) -> None:
+        """End a subscription that has received its `max_messages`, later if dead letters of its
+        position must be appended before.
+        """
+        if (
+            isinstance(subscription, AckedSubscription)
+            and subscription.session.can_split_reads
+            and self.bus_adapter is not None
+            and self.bus_adapter.has_last_dead_letters(subscription)
+        ):
+            self._finished.append(subscription)
+            self._on_pending()
+            return
+        self.end_subscription(subscription)
+
+    @property
+    def has_removals(self) -> bool:
+        """True if `remove_some` has work to do."""
+        return bool(self._finished) or self.routes.has_abandoned
+
+    def remove_some(self) -> None:
+        """Remove some subscriptions: of clients that have left, or finished ones."""
+        if not self._finished:
+            self.routes.remove_abandoned()
+            return
+        assert self.bus_adapter is not None
+        if not self.bus_adapter.append_some_last_dead_letters(self._finished[0]):
+            self.end_subscription(self._finished.popleft())
 
     def end_subscription(self, subscription: NatsSubscription) -> None:
         """Remove a subscription."""

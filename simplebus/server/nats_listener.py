@@ -86,7 +86,7 @@ class NatsListener:
         self.connections: dict[int, Connection[NatsSession]] = {}
         """Connections by client id."""
         self.accepted_count = 0
-        self._is_removing_routes = self._is_delivering = self._is_draining = False
+        self._is_removing_subscriptions = self._is_delivering = self._is_draining = False
         self._is_checking_memory = self._is_freeing_output = False
         self._rate_limited_clients = trio.lowlevel.ParkingLot()
         """Clients that are not read from because they exceeded their rate limit."""
@@ -341,9 +341,9 @@ class NatsListener:
                 exc_info=fault,
             )
         nats_server.begin_turn()
-        if nats_server.routes.has_abandoned and not self._is_removing_routes:
-            self._is_removing_routes = True
-            self.start_soon(self._remove_abandoned_routes)
+        if nats_server.has_removals and not self._is_removing_subscriptions:
+            self._is_removing_subscriptions = True
+            self.start_soon(self._remove_subscriptions)
         if nats_server.has_discarded_output and not self._is_freeing_output:
             self._is_freeing_output = True
             self.start_soon(self._free_discarded_output)
@@ -360,14 +360,16 @@ class NatsListener:
         session = self.nats_server.bus_adapter.nats_sessions.get(session_id)
         return None if session is None else self.connections.get(session.client_id)
 
-    async def _remove_abandoned_routes(self) -> None:
-        """Remove unused routes in small steps, so that other tasks can run between them."""
+    async def _remove_subscriptions(self) -> None:
+        """Remove subscriptions in small steps, so that other tasks can run between them."""
         try:
-            while self.nats_server.routes.has_abandoned:
-                self.nats_server.routes.remove_abandoned()
+            while self.nats_server.has_removals:
+                self.nats_server.now = self.server.update_clock()
+                self.nats_server.remove_some()
+                self.server.flush_ready()
                 await self.slow_request_turns.wait_turn()
         finally:
-            self._is_removing_routes = False
+            self._is_removing_subscriptions = False
 
     async def _free_discarded_output(self) -> None:
         """Return the memory of slow clients to the system in small parts.

@@ -68,8 +68,8 @@ class NatsSessionOwner(Protocol):
     def handle_slow(self, session: NatsSession) -> None:
         """Note that many bytes are pending for the client."""
 
-    def end_subscription(self, subscription: NatsSubscription) -> None:
-        """Remove a subscription, for example because it reached its `max_messages`."""
+    def finish_subscription(self, subscription: NatsSubscription) -> None:
+        """End a subscription that has received its `max_messages`."""
 
 
 class NatsSession:
@@ -359,9 +359,9 @@ class NatsSession:
         if self.outbox.pending_bytes + self._gathered_bytes > self._slow_pending_bytes:
             self._owner.handle_slow(self)
 
-    def end_subscription(self, subscription: NatsSubscription) -> None:
-        """End a subscription of the client."""
-        self._owner.end_subscription(subscription)
+    def finish_subscription(self, subscription: NatsSubscription) -> None:
+        """End a subscription that has received its `max_messages`."""
+        self._owner.finish_subscription(subscription)
 
     def add_read_cost(self, cost_bytes: int) -> None:
         """Add to the cost of the current turn, in bytes of output."""
@@ -571,7 +571,7 @@ class NatsSubscription:
         self.delivered_count += count
         self.session.out_messages += count
         if self.max_messages and self.delivered_count >= self.max_messages:
-            self.session.end_subscription(self)
+            self.session.finish_subscription(self)
 
 
 class PendingRequest:

@@ -206,6 +206,32 @@ def test_dead_letters_are_appended_in_turns_before_the_subscription_ends(command
     assert client.session.subscriptions == {}
 
 
+def test_dead_letters_are_appended_in_turns_after_the_last_message() -> None:
+    count = 3 * DEAD_LETTER_BATCH_MESSAGES
+    harness = holding(*numbered(count))
+    harness.skips_checks = True
+    harness.broker.store.limit_turns(100)
+    client = harness.client(b"SUB $SB.SUB.1.-.in_flight=1000 1\r\nUNSUB 1 %d\r\n" % (count + 1))
+    client.session.allow_split_reads()
+    assert len(client.messages()) == count
+    (local_session,) = (each for each in harness.broker.sessions.values() if each.is_local)
+    (subscription,) = local_session.subscriptions.values()
+    subscription.terminate(0, count, attempt=0, error="")
+    harness.peer(publish1(1, b"last", b"for another subscription"))
+    assert [message.payload for message in client.messages()] == [b"last"]
+    assert list(client.session.subscriptions) == [b"1"]
+    assert DEAD_1 not in harness.broker.classes
+    counts = [0]
+    while harness.nats_server.has_removals:
+        harness.nats_server.remove_some()
+        harness.flush()
+        counts.append(len(stored(harness, DEAD_1)))
+    assert max(after - before for before, after in pairwise(counts)) <= DEAD_LETTER_BATCH_MESSAGES
+    assert [payload for _, payload in stored(harness, DEAD_1)] == numbered(count)
+    assert client.session.subscriptions == {}
+    assert client.messages() == []
+
+
 def test_client_that_blocks_publishers_is_reported() -> None:
     harness = NatsBrokerHarness(class_messages=2)
     client = harness.client(b"SUB $SB.SUB.1 1\r\n")
