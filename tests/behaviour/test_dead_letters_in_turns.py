@@ -213,7 +213,8 @@ def test_dead_letters_are_appended_before_an_idle_durable_ends() -> None:
     bus.broker.check_invariants()
 
 
-def test_idle_durable_ends_although_its_dead_letters_have_no_space() -> None:
+@pytest.mark.parametrize("has_space", [False, True])
+def test_idle_durable_ends_although_its_dead_letters_have_no_space(has_space: bool) -> None:
     dead_letters = ClassSettings(full_policy=FullPolicy.BLOCK, messages_max=COUNT // 2)
     bus, peer = start_with_messages(
         settings=Settings(classes={"dead.1": dead_letters}), durable="d", idle_seconds=10
@@ -223,7 +224,25 @@ def test_idle_durable_ends_although_its_dead_letters_have_no_space() -> None:
     disconnect(peer)
     subscription.terminate(0, COUNT, attempt=0, error="")
     continue_work(bus)
+    stored_count = purge_dead_letters(bus) if has_space else 0
     bus.broker.clock.now += 11
     bus.tick()
+    assert len(bus.broker.classes[1].positions) == (2 if has_space else 1)
+    for _ in range(5):
+        continue_work(bus)
+        stored_count += purge_dead_letters(bus)
+        bus.tick()
     assert len(bus.broker.classes[1].positions) == 1
+    assert stored_count == (COUNT if has_space else COUNT // 2)
+    bus.broker.check_invariants()
+
+
+def test_position_that_is_not_slow_any_more_stays() -> None:
+    bus, peer = start_with_messages(slow="disconnect", max_pending=COUNT)
+    give_up_all(peer)
+    publisher = connect_version2(bus, classes=[1])
+    publisher.send(publish(1, 0, *numbered(10)))
+    continue_work(bus)
+    assert 5 in peer.session.subscriptions
+    assert dead_sequences(bus) == ALL_SEQUENCES
     bus.broker.check_invariants()

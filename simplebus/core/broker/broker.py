@@ -878,9 +878,9 @@ class Broker:
                 if ticked_count >= TICKED_CLASSES_PER_TURN:
                     ticked_count = 0
                     yield []
-        self.subscription_manager.tick()  # Before dead letters are tried again: they delay ends.
         for _ in self.store.tick_in_parts():
             yield []
+        self.subscription_manager.tick()
         self.idle_classes.tick()
         pending_bytes, limit_bytes = 0, self.settings.limits.total_pending_bytes
         sessions = drain_list(list(self.sessions.values()))

@@ -883,15 +883,18 @@ class SubscriptionManager:
             self._start_if_due(position)
         now = self._store.clock.now
         self.producer_states.expire(now)
+        has_appended = False
         for position, since in list(self._idle_since.items()):
-            if (
-                position.idle_seconds is not None
-                and now - since >= position.idle_seconds
-                # Else it ends with a later tick.
-                and not self._store.has_dead_letters_to_append(position)
-            ):
-                position.drop_all(Reason.IDLE_DURABLE)
-                self.end_position(position)
+            if position.idle_seconds is None or now - since < position.idle_seconds:
+                continue
+            if self._store.has_dead_letters_to_append(position):
+                if has_appended:
+                    continue  # Appending some for one position takes long enough.
+                has_appended = True
+                if self._store.append_dead_letters_of(position):
+                    continue  # There are more, and space for them.
+            position.drop_all(Reason.IDLE_DURABLE)
+            self.end_position(position)
 
     def end_slow_consumer(self, position: Position) -> None:
         """End a position that exceeds its pending limit.

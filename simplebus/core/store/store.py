@@ -855,7 +855,7 @@ class Store:
         for position in self.notifier.pop_slow_positions(cls):
             if self.has_dead_letters_to_append(position):
                 self.notifier.slow_positions[position] = None
-            else:
+            elif position.count_excess():  # It may have had to wait for its dead letters.
                 slow.append(position)
         return slow
 
