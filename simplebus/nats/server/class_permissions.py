@@ -207,17 +207,34 @@ class _DeliveryPermissionCache(_BindingPermissionCache):
     ) -> None:
         super().__init__(table, decide, add_cost, classes, class_grants.rule_count)
         self._class_grants = class_grants
+        self._by_class: dict[tuple[int, bytes], bool] = {}
+        """Decisions by the id of the source class and the subject."""
+
+    def clear(self) -> None:
+        super().clear()
+        self._by_class.clear()
 
     def get(self, subject: bytes) -> bool:
         source_class = self._classes.source_class
         if source_class is None:
             return super().get(subject)
+        self._clear_if_changed()
+        key = source_class.class_id, subject
+        decision = self._by_class.get(key)
+        if decision is None:
+            if len(self._by_class) >= CACHED_PERMISSIONS_MAX:
+                self._by_class.clear()
+            self._add_cost(self.decision_cost_bytes)
+            decision = self._by_class[key] = self._decide_for_class(source_class, subject)
+        return decision
+
+    def _decide_for_class(self, source_class: MessageClass, subject: bytes) -> bool:
+        """Return True if messages of the class on the subject are not delivered."""
         if has_private_channels(source_class.name):
             return True  # NATS clients receive replies in their inboxes.
         permissions: ClassPermissions = self._class_grants.subscribe_permissions(
             source_class.class_id, source_class.name
         )
-        self._add_cost(self.decision_cost_bytes)
         is_plain = subject == class_subject(source_class.class_id, source_class.name)
         return not permissions.is_allowed("" if is_plain else subjects.to_text(subject))
 

@@ -190,6 +190,11 @@ class MessageDelivery:
         """Deliver a message to some sinks in turns. Returns True if a receiver accepted it."""
         cost_bytes, is_accepted = SINGLE_DELIVERY_COST_BYTES + len(message.body), False
         for sink in sinks:
+            if self._routes.filtered_count and len(sink.delivery_filters) > FILTERS_PER_BATCH_MAX:
+                for delivery_filter in list(sink.delivery_filters):  # Those of a large queue group.
+                    if self.is_turn_over:
+                        yield
+                    delivery_filter.get(message.subject)
             if self.is_turn_over:
                 yield
             self.cost_bytes += cost_bytes
@@ -317,7 +322,13 @@ class MessageDelivery:
                 self.cost_bytes += len(receiving_sessions) * SINK_COMPARISON_COST_BYTES
         receivers = remaining.find_sessions(sessions)
         self.cost_bytes += len(receivers) * GROUPING_COST_BYTES
-        largest = heapq.nlargest(batch.count * group_count, receivers, remaining.count_sinks)
+        if self.is_turn_over:
+            yield
+        # With more sinks, the cost is too high in any case.
+        max_count = BATCH_COST_PER_CLIENT_MAX // DELIVERY_COST_BYTES + 1
+        if not self._routes.filtered_count:  # Else the filters of all clients count.
+            max_count = min(max_count, batch.count * group_count)
+        largest = heapq.nlargest(max_count, receivers, remaining.count_sinks)
         yield
         return [part for session in largest for part in remaining.get(session)]
 
@@ -329,7 +340,7 @@ class MessageDelivery:
         for sinks, _ in group_targets:
             for sink in sinks:
                 self.cost_bytes += GROUPING_COST_BYTES
-                for session in sink.receiving_sessions():
+                for session in list(sink.receiving_sessions()):  # They may change between turns.
                     if self.is_turn_over:
                         yield
                     self.cost_bytes += GROUPING_COST_BYTES
@@ -426,8 +437,9 @@ class MessageDelivery:
         must_wait = bool(self._queues) and self._subject_classes.source_class in self._queues
         if isinstance(messages, Pub):
             sinks = self._routes.match(messages.subject)
-            # A single receiver needs no estimate.
-            if (must_wait and sinks) or (self._can_wait and len(sinks) > 1):
+            # A single receiver needs no estimate, unless it is a queue group of several users.
+            is_estimated = len(sinks) > 1 or self._routes.filtered_count
+            if (must_wait and sinks) or (self._can_wait and is_estimated):
                 if must_wait or not self.fits_message(messages, sinks):
                     self._append_message(messages, sinks)
                     return True

@@ -163,7 +163,8 @@ class _GroupSink(ABC):
         for _ in range(_count_attempts(members)):
             if members[self._random.draw(len(members))].deliver(message, origin):
                 return True
-        while accepting := self._accepting_members(message.subject, origin):
+        denying = self._find_denying(message.subject)
+        while accepting := self._accepting_members(denying, origin):
             if accepting[self._random.draw(len(accepting))].deliver(message, origin):
                 return True
             if self._is_accepting_new:
@@ -188,55 +189,65 @@ class _GroupSink(ABC):
                 return
             if size > _FEW_ROWS and 8 * rejected.size > 7 * size:
                 break  # Few members accept these messages, or none.
-        for subject, undelivered_rows in self._group_by_decisions(messages, rejected):
-            while undelivered_rows.size and (accepting := self._accepting_members(subject, origin)):
+        for denying, undelivered_rows in self._group_by_denying(messages, rejected):
+            while undelivered_rows.size and (accepting := self._accepting_members(denying, origin)):
                 size = undelivered_rows.size
                 undelivered_rows = self._distribute(accepting, messages, undelivered_rows, origin)
                 if undelivered_rows.size == size and self._is_accepting_new:
                     break
                 self._accepting_key = None  # Some members may have ended since the search.
 
+    def _find_denying(self, subject: bytes) -> frozenset[PermissionCache]:
+        """Return the delivery filters that deny a subject."""
+        filters = self.delivery_filters
+        self._add_cost(len(filters))
+        return frozenset(each for each in filters if each.get(subject))
+
     def _accepting_members(
-        self, subject: bytes, origin: NatsSession | None
+        self, denying: frozenset[PermissionCache], origin: NatsSession | None
     ) -> Sequence[NatsSubscription]:
-        """Return the members that accept messages of this publisher on this subject.
+        """Return the members without these delivery filters that accept messages of this publisher.
 
         The last result is cached, see `_is_accepting_new`. Some of its members may have ended.
         """
-        members = self.current_members()
-        if not members:
+        if not self.current_members():
             return ()
-        filters, sink_count = self.delivery_filters, 0
-        denying = frozenset(each for each in filters if each.get(subject))
         key = (origin, denying, self.current_version())
         self._is_accepting_new = self._accepting_key != key
         if self._is_accepting_new:
             self._accepting, sink_count = self.search_accepting_members(denying, origin)
             self._accepting_key = key
-        # Every member has the same server, which counts the cost of the turn.
-        cost_bytes = (1 + len(filters) + sink_count) * FOUND_SINK_COST_BYTES
-        members[0].session.add_read_cost(cost_bytes)
+            self._add_cost(1 + sink_count)
         return self._accepting
 
-    def _group_by_decisions(
-        self, messages: UniformBatch | MixedBatch, rows: Indexes
-    ) -> Iterator[tuple[bytes, Indexes]]:
-        """Yield groups of rows that the same members accept, each with one of its subjects.
+    def _add_cost(self, sink_count: int) -> None:
+        """Add the cost of examined sinks to that of the turn. There must be a member."""
+        # Every member has the same server, which counts the cost of the turn.
+        session = self.current_members()[0].session
+        session.add_read_cost(sink_count * FOUND_SINK_COST_BYTES)
 
-        They are grouped by the decisions of the delivery filters; by subject if the filters are
-        many.
+    def _group_by_denying(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes
+    ) -> Iterator[tuple[frozenset[PermissionCache], Indexes]]:
+        """Yield groups of rows with the delivery filters that deny them.
+
+        Their subjects are compared one by one if the filters are many.
         """
+        filters = list(self.delivery_filters)
         if isinstance(messages, UniformBatch):
-            yield messages.first_message.subject, rows
-            return
-        filters, keys = self.delivery_filters, messages.subject_numbers[rows]
-        if len(filters) <= FILTERS_PER_BATCH_MAX:
-            keys = np.zeros(rows.size, np.int32)
-            for delivery_filter in filters:
-                keys = 2 * keys + delivery_filter.get_rows(messages, rows)  # A bit per filter.
-        for key in np.unique(keys).tolist():
-            equal_rows = rows[keys == key]
-            yield messages.subject_at(equal_rows[0]), equal_rows
+            yield self._find_denying(messages.first_message.subject), rows
+        elif len(filters) <= FILTERS_PER_BATCH_MAX:
+            keys = np.zeros(rows.size, np.int64)
+            for number, each in enumerate(filters):
+                keys |= each.get_rows(messages, rows).astype(np.int64) << number
+            for key in np.unique(keys).tolist():
+                denying = (each for number, each in enumerate(filters) if key >> number & 1)
+                yield frozenset(denying), rows[keys == key]
+        else:
+            numbers = messages.subject_numbers[rows]
+            for number in np.unique(numbers).tolist():
+                equal_rows = rows[numbers == number]
+                yield self._find_denying(messages.subject_at(equal_rows[0])), equal_rows
 
     def _distribute(
         self,

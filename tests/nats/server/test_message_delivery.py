@@ -229,6 +229,41 @@ def test_a_turn_decides_about_few_subjects(
     assert counts_by_round[1] == 0 or (queue and len(users) > 1)
 
 
+@pytest.mark.parametrize("publication", [uniform(), mixed()], ids=["uniform", "mixed"])
+def test_members_may_join_and_leave_between_the_turns_of_a_batch(
+    publication: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", 0)
+    harness = splitting()
+    members = [harness.client(QUIET + b"SUB a.* g 1\r\nSUB a.* 2\r\n") for _ in range(40)]
+    publisher = harness.client(QUIET)
+    publisher.start(publication)
+    is_processing = True
+    while is_processing:
+        harness.client(QUIET + b"SUB a.* g 1\r\n")
+        is_processing = publisher.take_turn()
+    received = [sid for client in members for _, sid, _ in MESSAGE.findall(bytes(client.received))]
+    assert received.count(b"2") == 40 * publication.count(b"PUB")
+
+
+def test_a_turn_decides_for_few_users_of_a_queue_group() -> None:
+    users = [
+        User(f"u{n}", "p", subject_permissions=SubjectPermissions(subscribe_deny=(f"b.{n}", "c")))
+        for n in range(300)
+    ]
+    all_users = Users((*users, User("publisher", "p")))
+    harness = splitting(NatsSettings(users=all_users))
+    for user in users:
+        connect_as(harness, user.name).send(b"SUB * g 1\r\n")
+    publisher = connect_as(harness, "publisher")
+    publisher.start(b"PUB c 1\r\nx\r\n")
+    turn_count = 1
+    while publisher.take_turn():
+        assert harness.nats_server.delivery.cost_bytes <= DECISION_STEP_COST_BYTES
+        turn_count += 1
+    assert turn_count >= 300
+
+
 # Changes between two turns -----------------------------------------------------------------------
 
 _PATTERNS = (b"a.0", b"a.1", b"a.*", b"a.>", b">")
