@@ -786,10 +786,8 @@ class NatsServer:
         if not self._begin_publication(session, message):
             return
         sinks = self.routes.match(message.subject)
-        # A single receiver needs no estimate, unless it is a queue group of several users.
-        is_estimated = len(sinks) > 1 or self.routes.filtered_count
         if (
-            is_estimated
+            len(sinks) > 1
             and session.can_split_reads
             and not self.delivery.fits_message(message, sinks)
         ):

@@ -190,11 +190,6 @@ class MessageDelivery:
         """Deliver a message to some sinks in turns. Returns True if a receiver accepted it."""
         cost_bytes, is_accepted = SINGLE_DELIVERY_COST_BYTES + len(message.body), False
         for sink in sinks:
-            if self._routes.filtered_count and len(sink.delivery_filters) > FILTERS_PER_BATCH_MAX:
-                for delivery_filter in list(sink.delivery_filters):  # Those of a large queue group.
-                    if self.is_turn_over:
-                        yield
-                    delivery_filter.get(message.subject)
             if self.is_turn_over:
                 yield
             self.cost_bytes += cost_bytes
@@ -437,9 +432,8 @@ class MessageDelivery:
         must_wait = bool(self._queues) and self._subject_classes.source_class in self._queues
         if isinstance(messages, Pub):
             sinks = self._routes.match(messages.subject)
-            # A single receiver needs no estimate, unless it is a queue group of several users.
-            is_estimated = len(sinks) > 1 or self._routes.filtered_count
-            if (must_wait and sinks) or (self._can_wait and is_estimated):
+            # A single receiver needs no estimate.
+            if (must_wait and sinks) or (self._can_wait and len(sinks) > 1):
                 if must_wait or not self.fits_message(messages, sinks):
                     self._append_message(messages, sinks)
                     return True

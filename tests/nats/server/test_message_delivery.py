@@ -246,24 +246,6 @@ def test_members_may_join_and_leave_between_the_turns_of_a_batch(
     assert received.count(b"2") == 40 * publication.count(b"PUB")
 
 
-def test_a_turn_decides_for_few_users_of_a_queue_group() -> None:
-    users = [
-        User(f"u{n}", "p", subject_permissions=SubjectPermissions(subscribe_deny=(f"b.{n}", "c")))
-        for n in range(300)
-    ]
-    all_users = Users((*users, User("publisher", "p")))
-    harness = splitting(NatsSettings(users=all_users))
-    for user in users:
-        connect_as(harness, user.name).send(b"SUB * g 1\r\n")
-    publisher = connect_as(harness, "publisher")
-    publisher.start(b"PUB c 1\r\nx\r\n")
-    turn_count = 1
-    while publisher.take_turn():
-        assert harness.nats_server.delivery.cost_bytes <= DECISION_STEP_COST_BYTES
-        turn_count += 1
-    assert turn_count >= 300
-
-
 # Changes between two turns -----------------------------------------------------------------------
 
 _PATTERNS = (b"a.0", b"a.1", b"a.*", b"a.>", b">")
