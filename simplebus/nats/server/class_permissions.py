@@ -179,6 +179,10 @@ class _BindingPermissionCache(PermissionCache):
         self._clear_if_changed()
         return super().get(subject)
 
+    def decide(self, subject: bytes) -> bool:
+        self._clear_if_changed()
+        return super().decide(subject)
+
     def get_all(self, names: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
         self._clear_if_changed()
         return super().get_all(names)
@@ -227,6 +231,13 @@ class _DeliveryPermissionCache(_BindingPermissionCache):
             self._add_cost(self.decision_cost_bytes)
             decision = self._by_class[key] = self._decide_for_class(source_class, subject)
         return decision
+
+    def decide(self, subject: bytes) -> bool:
+        source_class = self._classes.source_class
+        if source_class is None:
+            return super().decide(subject)
+        self._add_cost(self.decision_cost_bytes)
+        return self._decide_for_class(source_class, subject)
 
     def _decide_for_class(self, source_class: MessageClass, subject: bytes) -> bool:
         """Return True if messages of the class on the subject are not delivered."""

@@ -82,6 +82,17 @@ class PermissionCache:
             decision = self._by_name[subject] = self._decide(subjects.index_key(subject))
         return decision
 
+    def decide(self, subject: bytes) -> bool:
+        """Return the decision about a subject without caching it.
+
+        Hundreds of caches that all get the same subjects would grow, and be cleared, at once.
+        """
+        decision = self._by_name.get(subject)
+        if decision is None:
+            self._add_cost(self.decision_cost_bytes)
+            decision = self._decide(subjects.index_key(subject))
+        return decision
+
     def get_many(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Return the decisions about subject numbers, shape (n,)."""
         by_number = self._current_decisions()

@@ -201,6 +201,8 @@ class _GroupSink(ABC):
         """Return the delivery filters that deny a subject."""
         filters = self.delivery_filters
         self._add_cost(len(filters))
+        if len(filters) > FILTERS_PER_BATCH_MAX:
+            return frozenset(each for each in filters if each.decide(subject))
         return frozenset(each for each in filters if each.get(subject))
 
     def _accepting_members(

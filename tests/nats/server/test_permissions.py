@@ -117,6 +117,8 @@ def test_decisions_by_number_equal_decisions_by_name() -> None:
     assert verdicts.get_many(numbers).tolist() == expected
     assert verdicts.get_many(numbers[::-1]).tolist() == expected[::-1]
     assert [verdicts.get(name) for name in names] == expected
+    assert [verdicts.decide(name) for name in names] == expected
+    assert [verdicts.decide(b"b.%d" % n) for n in range(2)] == [False, True]
 
 
 def test_messages_whose_permissions_must_be_decided_are_counted() -> None:
