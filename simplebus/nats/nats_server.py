@@ -1111,7 +1111,9 @@ def apply_settings_in_parts(server: NatsServer, settings: NatsSettings) -> Itera
 
 
 def _is_valid_user(user: User | None, users: Users | None) -> bool:
-    """Return True if the user is one of these, unchanged; None without authentication."""
+    """Return True if `users` contains the user unchanged, or if there is no authentication and no
+    user.
+    """
     if users is None or user is None:
         return users is None and user is None
     return users.has_unchanged(user)

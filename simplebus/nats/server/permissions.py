@@ -115,8 +115,8 @@ class PermissionCache:
     def get_rows(
         self, batch: MixedBatch, rows: npt.NDArray[np.int64] | None
     ) -> npt.NDArray[np.bool_]:
-        """Return the decisions about the messages in `rows` of a batch, shape (n,). `rows` is None
-        for all messages.
+        """Return the decisions about the messages in `rows` of a batch, or about all messages for
+        None. Shape (n,).
         """
         numbers = batch.subject_numbers if rows is None else batch.subject_numbers[rows]
         if batch.subject_names is None:
