@@ -99,7 +99,7 @@ SINK_COMPARISON_COST_BYTES = 128
 SEARCHED_SUBJECT_COST_BYTES = 14 * 1024
 SEARCHED_SUBJECTS_PER_TURN_MAX = 384
 # Cost of a permission decision that is not cached, and the extra cost of each rule that the subject
-# is compared with. The end of the turn is checked after decisions of DECISION_STEP_COST_BYTES.
+# is compared with. Many decisions are divided into steps of DECISION_STEP_COST_BYTES.
 DECISION_COST_BYTES = 10 * 1024
 DECISION_RULE_COST_BYTES = 2 * 1024
 DECISION_STEP_COST_BYTES = 640 * 1024

@@ -786,11 +786,7 @@ class NatsServer:
         if not self._begin_publication(session, message):
             return
         sinks = self.routes.match(message.subject)
-        if (
-            len(sinks) > 1
-            and session.can_split_reads
-            and not self.delivery.fits_message(message, sinks)
-        ):
+        if session.can_split_reads and not self.delivery.fits_message(message, sinks):
             message = share_body(message, len(sinks))
             if message.shared_end is None:
                 message = message.copy()

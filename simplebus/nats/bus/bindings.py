@@ -10,7 +10,7 @@ wait for space: if the class is full, its publisher gets an error at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -182,6 +182,12 @@ class SubjectBinding:
         return self._broker.publish_or_refuse(
             local_session, self.class_id, channel, memoryview(frame), message_id
         )
+
+    def deliver_in_steps(
+        self, message: Pub, origin: NatsSession | None
+    ) -> Generator[None, None, bool]:
+        yield from ()
+        return self.deliver(message, origin)
 
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None

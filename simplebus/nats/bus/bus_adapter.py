@@ -9,6 +9,7 @@ parts: bindings store messages, `BusToNats` observes stored messages, and the br
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, Protocol
 
 from simplebus.core.authorization.session_permissions import check_subscribe
@@ -577,6 +578,12 @@ class _AckSink:
 
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         return origin is not None and self._bus_adapter.handle_ack(origin, message)
+
+    def deliver_in_steps(
+        self, message: Pub, origin: NatsSession | None
+    ) -> Generator[None, None, bool]:
+        yield from ()
+        return self.deliver(message, origin)
 
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None

@@ -239,6 +239,12 @@ class _DeliveryPermissionCache(_BindingPermissionCache):
         self._add_cost(self.decision_cost_bytes)
         return self._decide_for_class(source_class, subject)
 
+    def _is_cached(self, subject: bytes) -> bool:
+        source_class = self._classes.source_class
+        if source_class is None:
+            return super()._is_cached(subject)
+        return (source_class.class_id, subject) in self._by_class
+
     def _decide_for_class(self, source_class: MessageClass, subject: bytes) -> bool:
         """Return True if messages of the class on the subject are not delivered."""
         if has_private_channels(source_class.name):

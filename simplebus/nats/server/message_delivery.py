@@ -24,6 +24,8 @@ from simplebus.core.steps import drain_list, run_to_end
 from simplebus.nats.limits import (
     BATCH_COST_PER_CLIENT_MAX,
     BATCHED_STORE_COST_BYTES,
+    DECISION_COST_BYTES,
+    DECISION_STEP_COST_BYTES,
     DELIVERY_COST_BYTES,
     ENCODED_BATCHES_KEPT_MAX,
     EVENT_COST_BYTES,
@@ -123,7 +125,13 @@ class MessageDelivery:
         return self.cost_bytes + cost_bytes <= OUTPUT_PER_READ_BYTES
 
     def fits_message(self, message: Pub, sinks: SubjectSinks) -> bool:
-        """Return True if delivering a message does not exceed the cost of the turn."""
+        """Return True if delivering a message does not exceed the cost of the turn.
+
+        A message to a single sink fits, unless the sink is a queue group whose delivery filters
+        decide in several steps.
+        """
+        if len(sinks) <= 1:
+            return not self._routes.filtered_count or all(map(_decides_in_one_step, sinks))
         cost_bytes = _estimate_message_cost(message, sinks)
         # Finding the filters of thousands of sinks takes long, so only if the rest fits.
         return self.fits_into_turn(cost_bytes) and self.fits_into_turn(
@@ -194,7 +202,7 @@ class MessageDelivery:
                 yield
             self.cost_bytes += cost_bytes
             try:
-                is_accepted |= sink.deliver(message, origin)
+                is_accepted |= yield from sink.deliver_in_steps(message, origin)
             except Exception as error:
                 self._handle_error(error, origin)
         return is_accepted
@@ -279,7 +287,7 @@ class MessageDelivery:
     ) -> Generator[None, None, int]:
         """Let the delivery filter of these targets decide about the subjects of a batch, in turns.
 
-        Does nothing for several filters.
+        If there are several filters, end the turn unless it has time for their decisions.
 
         Returns:
             The cost of the decisions that are left.
@@ -289,7 +297,11 @@ class MessageDelivery:
             for _ in next(iter(filters)).decide_in_steps(batch):
                 if self.is_turn_over:
                     yield
-        return _estimate_decision_cost(batch, filters)
+        cost_bytes = _estimate_decision_cost(batch, filters)
+        is_delivered_as_batch = cost_bytes <= BATCH_COST_PER_CLIENT_MAX
+        if len(filters) > 1 and is_delivered_as_batch and not self.fits_into_turn(cost_bytes):
+            yield
+        return cost_bytes
 
     def _find_member_targets(
         self,
@@ -432,11 +444,10 @@ class MessageDelivery:
         must_wait = bool(self._queues) and self._subject_classes.source_class in self._queues
         if isinstance(messages, Pub):
             sinks = self._routes.match(messages.subject)
-            # A single receiver needs no estimate.
-            if (must_wait and sinks) or (self._can_wait and len(sinks) > 1):
-                if must_wait or not self.fits_message(messages, sinks):
-                    self._append_message(messages, sinks)
-                    return True
+            if sinks and (must_wait or (self._can_wait and not self.fits_message(messages, sinks))):
+                self._append_message(messages, sinks)
+                return True
+            if self._can_wait and len(sinks) > 1:  # A single delivery costs little.
                 self.cost_bytes += _estimate_message_cost(messages, sinks)
             return self._deliver_message_from_bus(messages, sinks)
         names = _subject_names(messages)
@@ -484,10 +495,19 @@ class MessageDelivery:
                 return True
             run_to_end(steps)
             return False
-        if self._can_wait and _estimate_message_cost(message, sinks) > OUTPUT_PER_READ_BYTES:
+        if self._can_wait and self._estimate_reply_cost(message, sinks) > OUTPUT_PER_READ_BYTES:
             self._append_message(message, sinks)
             return True
         return self._deliver_message_from_bus(message, sinks)
+
+    def _estimate_reply_cost(self, message: Pub, sinks: SubjectSinks) -> int:
+        """Return the cost of delivering a reply to all clients; without permission decisions if
+        the rest alone exceeds a turn.
+        """
+        cost_bytes = _estimate_message_cost(message, sinks)
+        if cost_bytes > OUTPUT_PER_READ_BYTES:
+            return cost_bytes
+        return cost_bytes + _estimate_decision_cost(message, self._find_filters(sinks))
 
     def _deliver_to_client_in_steps(
         self, message: Pub, sinks: SubjectSinks, receiver: NatsSession
@@ -870,14 +890,29 @@ def _estimate_batch_cost(
     return cost_bytes
 
 
+def _decides_in_one_step(sink: SubjectSink) -> bool:
+    """Return True if the delivery filters of a sink decide about a message in one step."""
+    filters = sink.delivery_filters
+    if len(filters) <= FILTERS_PER_BATCH_MAX:
+        return True
+    if len(filters) * DECISION_COST_BYTES > DECISION_STEP_COST_BYTES:
+        return False  # Without adding the costs of thousands of filters.
+    return sum([each.decision_cost_bytes for each in filters]) <= DECISION_STEP_COST_BYTES
+
+
 def _estimate_decision_cost(
     messages: Pub | UniformBatch | MixedBatch, filters: Set[PermissionCache]
 ) -> int:
     """Return an estimate of the cost of the decisions of delivery filters that are not cached.
 
-    A mixed batch with more than FILTERS_PER_BATCH_MAX filters is to be delivered message by
-    message: then the result exceeds BATCH_COST_PER_CLIENT_MAX.
+    The result exceeds BATCH_COST_PER_CLIENT_MAX for a batch that is to be delivered message by
+    message: a mixed one with more than FILTERS_PER_BATCH_MAX filters, or any one for which several
+    filters need more than half a turn.
     """
     if len(filters) > FILTERS_PER_BATCH_MAX and isinstance(messages, MixedBatch):
         return BATCH_COST_PER_CLIENT_MAX + 1
-    return sum([each.estimate_cost(messages) for each in filters])
+    cost_bytes = sum([each.estimate_cost(messages) for each in filters])
+    if isinstance(messages, Pub) or len(filters) == 1:
+        return cost_bytes
+    has_time = 2 * cost_bytes <= BATCH_COST_PER_CLIENT_MAX
+    return cost_bytes if has_time else cost_bytes + BATCH_COST_PER_CLIENT_MAX

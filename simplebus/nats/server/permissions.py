@@ -161,16 +161,22 @@ class PermissionCache:
         """Return an estimate of the cost of the decisions about these messages that are not cached,
         in bytes of output.
         """
+        decisions = self._current_decisions()  # Forgets outdated decisions, also those by name.
         if isinstance(messages, UniformBatch):
             messages = messages.first_message
         if isinstance(messages, Pub):
-            count = int(messages.subject not in self._by_name)
-        elif (names := messages.subject_names) is not None:
-            count = 0 if self._latest_names is names else len(names)
+            count = int(not self._is_cached(messages.subject))
+        elif (names := messages.subject_names) is None:
+            count = int(np.count_nonzero(decisions[messages.subject_numbers] == _UNKNOWN))
+        elif self._latest_names is names:
+            count = 0
         else:
-            decisions = self._current_decisions()[messages.subject_numbers]
-            count = int(np.count_nonzero(decisions == _UNKNOWN))
+            count = sum([not self._is_cached(name) for name in names])
         return count * self.decision_cost_bytes
+
+    def _is_cached(self, subject: bytes) -> bool:
+        """Return True if the decision is cached. The caller has forgotten outdated decisions."""
+        return subject in self._by_name
 
     def _decisions_by_table_number(self, batch: MixedBatch) -> npt.NDArray[np.int8] | None:
         """Return the cached decisions by subject number. None if the batch has no valid numbers."""

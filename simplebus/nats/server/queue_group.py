@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Protocol
@@ -18,7 +18,9 @@ import numpy as np
 
 from simplebus.core.channel.paged_set import PagedSet
 from simplebus.core.channel.sharded_dict import ShardedDict
+from simplebus.core.steps import run_to_end
 from simplebus.nats.limits import (
+    DECISION_STEP_COST_BYTES,
     DELIVERY_COST_BYTES,
     FILTERED_DELIVERY_COST_BYTES,
     FILTERS_PER_BATCH_MAX,
@@ -38,7 +40,7 @@ _FEW_ROWS = 24
 _INDEXED_MEMBERS = 16
 _GET_VERSION = attrgetter("version")
 _GET_SESSION = attrgetter("session")
-_GET_FILTER_COUNTS = attrgetter("filter_counts")
+_GET_DELIVERY_FILTERS = attrgetter("delivery_filters")
 # Attempts to choose an accepting member of a large group at random, before all members of clients
 # that may accept the message are examined.
 _LARGE_GROUP_MEMBERS = 1024
@@ -134,7 +136,7 @@ class _GroupSink(ABC):
     @property
     @abstractmethod
     def delivery_filters(self) -> Collection[PermissionCache]:
-        """The caches of denied subjects of the members, each once."""
+        """The delivery filters of the members, each once. Copy them before members may change."""
 
     @abstractmethod
     def receiving_sessions(self) -> Collection[NatsSession]:
@@ -157,19 +159,27 @@ class _GroupSink(ABC):
         """
 
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
+        return run_to_end(self.deliver_in_steps(message, origin))
+
+    def deliver_in_steps(
+        self, message: Pub, origin: NatsSession | None
+    ) -> Generator[None, None, bool]:
         members = self.current_members()
         if not members:
             return False
         for _ in range(_count_attempts(members)):
             if members[self._random.draw(len(members))].deliver(message, origin):
                 return True
-        denying = self._find_denying(message.subject)
+        denying = yield from self._find_denying_in_steps(message.subject)
         while accepting := self._accepting_members(denying, origin):
-            if accepting[self._random.draw(len(accepting))].deliver(message, origin):
+            member = accepting[self._random.draw(len(accepting))]
+            if member.deliver(message, origin):
                 return True
             if self._is_accepting_new:
-                return False
-            self._accepting_key = None  # The member has ended since the search.
+                if member.denied_subjects is None or member.denied_subjects in denying:
+                    return False
+                denying |= {member.denied_subjects}  # It has decided anew since.
+            self._accepting_key = None  # The member may have ended since the search.
         return False
 
     def deliver_batch(
@@ -197,13 +207,33 @@ class _GroupSink(ABC):
                     break
                 self._accepting_key = None  # Some members may have ended since the search.
 
-    def _find_denying(self, subject: bytes) -> frozenset[PermissionCache]:
-        """Return the delivery filters that deny a subject."""
+    def _find_denying_in_steps(
+        self, subject: bytes
+    ) -> Generator[None, None, frozenset[PermissionCache]]:
+        """Return the delivery filters that deny a subject.
+
+        More than FILTERS_PER_BATCH_MAX filters decide in steps, each of which costs about
+        DECISION_STEP_COST_BYTES.
+        """
         filters = self.delivery_filters
-        self._add_cost(len(filters))
-        if len(filters) > FILTERS_PER_BATCH_MAX:
-            return frozenset(each for each in filters if each.decide(subject))
-        return frozenset(each for each in filters if each.get(subject))
+        if len(filters) <= FILTERS_PER_BATCH_MAX:
+            return frozenset(each for each in filters if each.get(subject))
+        decisions: dict[PermissionCache, bool] = {}
+        cost_bytes = 0
+        # Members may join between the steps: their filters decide, too.
+        while undecided := [each for each in self.delivery_filters if each not in decisions]:
+            self._add_cost(len(undecided))
+            for each in undecided:
+                if cost_bytes > DECISION_STEP_COST_BYTES:
+                    yield
+                    cost_bytes = 0
+                cost_bytes += each.decision_cost_bytes
+                decisions[each] = each.decide(subject)
+        return frozenset(each for each, is_denied in decisions.items() if is_denied)
+
+    def _find_denying(self, subject: bytes) -> frozenset[PermissionCache]:
+        """Return the delivery filters that deny a subject, without steps."""
+        return run_to_end(self._find_denying_in_steps(subject))
 
     def _accepting_members(
         self, denying: frozenset[PermissionCache], origin: NatsSession | None
@@ -296,9 +326,10 @@ class QueueGroup(_GroupSink):
     """Subscriptions with the same subject and queue name."""
 
     __slots__ = (
+        "_filter_counts",
         "_member_indexes",
         "_members_by_session",
-        "filter_counts",
+        "_unfiltered_count",
         "members",
         "queue",
         "subject",
@@ -313,8 +344,10 @@ class QueueGroup(_GroupSink):
         self._member_indexes: ShardedDict[NatsSubscription, int] | None = None
         self._members_by_session: dict[NatsSession, PagedSet[NatsSubscription]] = {}
         """Members of each client, if the index of each member is kept."""
-        self.filter_counts: Counter[PermissionCache | None] = Counter()
-        """Number of members by their cache of denied subjects; None for members without."""
+        self._filter_counts: Counter[PermissionCache] = Counter()
+        """Number of members by delivery filter."""
+        self._unfiltered_count = 0
+        """Number of members without a delivery filter."""
         self.version = 0
 
     def current_version(self) -> int:
@@ -325,7 +358,7 @@ class QueueGroup(_GroupSink):
 
     @property
     def delivery_filters(self) -> Collection[PermissionCache]:
-        return [each for each in self.filter_counts if each is not None]
+        return self._filter_counts.keys()
 
     def receiving_sessions(self) -> Collection[NatsSession]:
         if self._member_indexes is None:
@@ -335,7 +368,7 @@ class QueueGroup(_GroupSink):
     def search_accepting_members(
         self, denying: frozenset[PermissionCache], origin: NatsSession | None
     ) -> tuple[list[NatsSubscription], int]:
-        if denying.issuperset(self.filter_counts):
+        if not self._unfiltered_count and denying.issuperset(self._filter_counts):
             return [], 0
         if self._member_indexes is None:
             accepting = [
@@ -363,7 +396,7 @@ class QueueGroup(_GroupSink):
     def add(self, member: NatsSubscription) -> None:
         """Add a member."""
         self.members.append(member)
-        self.filter_counts[member.denied_subjects] += 1
+        self._adjust_filter_count(member, 1)
         if self._member_indexes is not None:
             self._index_member(member, len(self.members) - 1)
         elif len(self.members) >= _INDEXED_MEMBERS:
@@ -371,6 +404,15 @@ class QueueGroup(_GroupSink):
             for index, each in enumerate(self.members):
                 self._index_member(each, index)
         self.version += 1
+
+    def _adjust_filter_count(self, member: NatsSubscription, change: int) -> None:
+        """Add `change` to the number of members with the delivery filter of a member."""
+        if (delivery_filter := member.denied_subjects) is None:
+            self._unfiltered_count += change
+            return
+        self._filter_counts[delivery_filter] += change
+        if not self._filter_counts[delivery_filter]:
+            del self._filter_counts[delivery_filter]
 
     def _index_member(self, member: NatsSubscription, index: int) -> None:
         assert self._member_indexes is not None
@@ -383,9 +425,7 @@ class QueueGroup(_GroupSink):
 
     def remove(self, member: NatsSubscription) -> None:
         """Remove a member. The last member takes its index."""
-        self.filter_counts[member.denied_subjects] -= 1
-        if not self.filter_counts[member.denied_subjects]:
-            del self.filter_counts[member.denied_subjects]
+        self._adjust_filter_count(member, -1)
         if self._member_indexes is None:
             index = self.members.index(member)
         else:
@@ -430,8 +470,7 @@ class MergedQueueGroup(_GroupSink):
     @property
     def delivery_filters(self) -> Collection[PermissionCache]:
         # Without a loop in Python: there may be thousands of groups.
-        filters = set(chain.from_iterable(map(_GET_FILTER_COUNTS, self._groups)))
-        return {each for each in filters if each is not None}
+        return set(chain.from_iterable(map(_GET_DELIVERY_FILTERS, self._groups)))
 
     def receiving_sessions(self) -> Collection[NatsSession]:
         if len(self.current_members()) < 2 * len(self._groups):

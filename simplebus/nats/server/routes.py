@@ -73,6 +73,11 @@ class SubjectSink(Protocol):
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         """Deliver a message. Returns True if a receiver accepted it."""
 
+    def deliver_in_steps(
+        self, message: Pub, origin: NatsSession | None
+    ) -> Generator[None, None, bool]:
+        """Deliver a message in steps of limited cost. Returns True if a receiver accepted it."""
+
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
     ) -> None:

@@ -7,7 +7,7 @@ is gathered per client and encoded once, in publication order across the client'
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -520,6 +520,12 @@ class NatsSubscription:
             session.open_replies.add(message.reply)
         self._count_delivered(1)
         return True
+
+    def deliver_in_steps(
+        self, message: Pub, origin: NatsSession | None
+    ) -> Generator[None, None, bool]:
+        yield from ()
+        return self.deliver(message, origin)
 
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None

@@ -195,14 +195,9 @@ def test_denied_subjects_are_not_delivered(
         assert sorted(received.get(group, [])) == expected
 
 
-@pytest.mark.parametrize("delivers_singly", [False, True])
-@pytest.mark.parametrize("queue", [b"", b" g"])
-@pytest.mark.parametrize(
-    "users", [("some_denied",), ("some_denied", "others_denied", "all_denied")]
-)
-def test_a_turn_decides_about_few_subjects(
-    delivers_singly: bool, queue: bytes, users: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that receives each subject that is compared with patterns."""
     compared, has_match = list[str](), SubscriptionIndex.has_match
 
     def record_comparison(index: SubscriptionIndex[int], name: str) -> bool:
@@ -210,6 +205,21 @@ def test_a_turn_decides_about_few_subjects(
         return has_match(index, name)
 
     monkeypatch.setattr(SubscriptionIndex, "has_match", record_comparison)
+    return compared
+
+
+@pytest.mark.parametrize("delivers_singly", [False, True])
+@pytest.mark.parametrize("queue", [b"", b" g"])
+@pytest.mark.parametrize(
+    "users", [("some_denied",), ("some_denied", "others_denied", "all_denied")]
+)
+def test_a_turn_decides_about_few_subjects(
+    delivers_singly: bool,
+    queue: bytes,
+    users: tuple[str, ...],
+    compared: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     max_cost_bytes = 0 if delivers_singly else DECISION_STEP_COST_BYTES
     monkeypatch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", max_cost_bytes)
     harness = splitting(with_denied_subjects())
@@ -227,6 +237,52 @@ def test_a_turn_decides_about_few_subjects(
     assert counts_by_round[0] >= 300
     # Of several users in a group, only some decide about each message.
     assert counts_by_round[1] == 0 or (queue and len(users) > 1)
+
+
+@pytest.mark.parametrize(
+    "publication", [single(), uniform(), mixed()], ids=["single", "uniform", "mixed"]
+)
+@pytest.mark.parametrize("are_all_denied", [False, True])
+def test_a_turn_decides_for_few_users_of_a_queue_group(
+    publication: bytes, are_all_denied: bool, compared: list[str]
+) -> None:
+    denied = [SubjectPermissions(subscribe_deny=(f"b.{n}", "a.*")) for n in range(300)]
+    users = [User(f"u{n}", "p", subject_permissions=each) for n, each in enumerate(denied)]
+    harness = splitting(NatsSettings(users=Users((*users, User("publisher", "p")))))
+    for user in users:
+        connect_as(harness, user.name).send(b"SUB > g 1\r\n")
+    if not are_all_denied:
+        connect_as(harness, "publisher").send(b"SUB > g 1\r\n")
+    publisher = connect_as(harness, "publisher")
+    compared.clear()
+    publisher.start(publication)
+    counts = [len(compared)]
+    while publisher.take_turn():
+        counts.append(len(compared))
+    assert len(counts) > 2
+    assert max(np.diff([0, *counts])) <= 2 * DECISION_STEP_COST_BYTES // DECISION_COST_BYTES
+    received = b"".join(client.lines() for client in harness.clients)
+    expected = 0 if are_all_denied else publication.count(b"PUB")
+    assert received.count(b"MSG") == expected
+
+
+def test_users_that_join_between_turns_do_not_cause_a_loss() -> None:
+    denied = SubjectPermissions(subscribe_deny=("a.*",))
+    users = [User(f"u{n}", "p", subject_permissions=denied) for n in range(300)]
+    harness = splitting(NatsSettings(users=Users((*users, User("publisher", "p")))))
+    for user in users[:200]:
+        connect_as(harness, user.name).send(b"SUB > g 1\r\n")
+    receiver = connect_as(harness, "publisher")
+    receiver.send(b"SUB > g 1\r\n")
+    publisher = connect_as(harness, "publisher")
+    publisher.start(single())
+    late_users = iter(users[200:])
+    is_processing = True
+    while is_processing:
+        for user, _ in zip(late_users, range(20), strict=False):
+            connect_as(harness, user.name).send(b"SUB > g 1\r\n")
+        is_processing = publisher.take_turn()
+    assert receiver.lines().count(b"MSG") == 1
 
 
 @pytest.mark.parametrize("publication", [uniform(), mixed()], ids=["uniform", "mixed"])

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.channel.pattern import matches
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.users.permissions import Grants, Permissions
 from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats import subjects
 from simplebus.nats.class_requests import make_class_request
@@ -19,7 +21,9 @@ from simplebus.nats.limits import (
 )
 from simplebus.nats.protocol.events import MixedBatch
 from simplebus.nats.protocol.subject_table import SubjectTable
+from simplebus.nats.server.class_permissions import ClassSubjectGrants, SubjectClasses
 from simplebus.nats.server.permissions import OpenReplies, PermissionCache, SubjectGrants
+from tests.nats.bus.two_listeners import NatsBrokerHarness
 from tests.nats.protocol.numbered_subjects import numbered
 
 WORDS = st.sampled_from(["a", "b", "c", "*", ">"])
@@ -132,14 +136,10 @@ def test_messages_whose_permissions_must_be_decided_are_counted() -> None:
     assert cache.count_until_decided(numbers, 3) == 10
 
 
-@pytest.mark.parametrize("is_cleared", [False, True])
-def test_decisions_in_steps_equal_other_decisions(is_cleared: bool) -> None:
-    table, costs = SubjectTable(), list[int]()
-    cache = PermissionCache(table, lambda name: name.endswith("1"), costs.append)
-    names = tuple(b"a.%d" % n for n in range(300))
+def mixed_batch(table: SubjectTable, names: tuple[bytes, ...]) -> MixedBatch:
+    """Return a batch that has these names and their numbers, without messages."""
     numbers = numbered(table, list(names))
-    cache.get_many(numbers[:50])
-    batch = MixedBatch(
+    return MixedBatch(
         data=np.zeros(0, np.uint8),
         bounds=np.zeros(1, np.int64),
         subject_ends=np.zeros(0, np.int64),
@@ -149,6 +149,38 @@ def test_decisions_in_steps_equal_other_decisions(is_cleared: bool) -> None:
         table_numbers=numbers,
         table_generation=table.generation,
     )
+
+
+@pytest.mark.parametrize("is_from_class", [False, True])
+def test_estimated_cost_counts_uncached_decisions(is_from_class: bool) -> None:
+    table, costs, classes = SubjectTable(), list[int](), SubjectClasses()
+    granted = ClassSubjectGrants(None, table, Grants(Permissions()), classes, costs.append)
+    cache = granted.delivery_filter(b">", b"")
+    assert cache is not None
+    batch = mixed_batch(table, tuple(b"a.%d" % n for n in range(20)))
+    names = batch.subject_names or ()
+    for name in names[:5]:
+        cache.get(name)
+    if is_from_class:  # Decisions about its messages are cached separately.
+        broker = NatsBrokerHarness().broker
+        ((class_id, _),) = broker.store.class_registry.declare_classes([NamedClass(name="orders")])
+        classes.source_class = broker.classes[class_id]
+        cache.get(b"a.0")
+    for undecided_count in (19 if is_from_class else 15, 0):
+        costs.clear()
+        estimated_bytes = cache.estimate_cost(batch)
+        cache.get_all(names)
+        assert estimated_bytes == sum(costs) == undecided_count * cache.decision_cost_bytes
+
+
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_decisions_in_steps_equal_other_decisions(is_cleared: bool) -> None:
+    table, costs = SubjectTable(), list[int]()
+    cache = PermissionCache(table, lambda name: name.endswith("1"), costs.append)
+    names = tuple(b"a.%d" % n for n in range(300))
+    batch = mixed_batch(table, names)
+    numbers = batch.subject_numbers
+    cache.get_many(numbers[:50])
     step_costs = []
     costs.clear()
     for _ in cache.decide_in_steps(batch):

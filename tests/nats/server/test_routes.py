@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 import numpy as np
 import pytest
@@ -500,6 +500,9 @@ class Listed:
         self.batches: list[list[int]] = []
 
     def deliver(self, message: object, origin: object) -> bool:
+        raise AssertionError("expected a batch")
+
+    def deliver_in_steps(self, message: object, origin: object) -> Generator[None, None, bool]:
         raise AssertionError("expected a batch")
 
     def further_cost_bytes(self, count: int) -> int:
