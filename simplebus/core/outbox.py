@@ -18,7 +18,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from simplebus.core.limits import JOINED_BYTES_MAX, PENDING_REPLY_BYTES, SCAN_MESSAGES_MAX
+from simplebus.core.limits import (
+    JOINED_BYTES_MAX,
+    MESSAGES_MAX,
+    PENDING_REPLY_BYTES,
+    SCAN_MESSAGES_MAX,
+)
 from simplebus.core.protocol import frames
 
 
@@ -76,6 +81,8 @@ class Outbox:
         """Messages that the last call of `peek` scanned."""
         self.has_deliver_frames = False
         """True if Deliver frames are sent (version 2)."""
+        self.piece_messages_max = MESSAGES_MAX
+        """Messages in one piece, at most."""
         self._last_deliver: tuple[int, int, int] | None = None
         """Class, number and attempt of the last Deliver frame."""
         self._replies = bytearray()

@@ -39,9 +39,9 @@ SINGLE_MESSAGES_MAX = 16
 # Default for the messages in flight of an acked subscription. With more, client libraries begin to
 # drop pending messages.
 ACKED_IN_FLIGHT_MESSAGES = 1000
-# Frames for acked subscriptions that are encoded at once. Encoding a message takes as long as
+# Messages for acked subscriptions that are encoded at once. Encoding a message takes as long as
 # scanning SCAN_COST_OF_ENCODING messages.
-ENCODED_FRAMES_MAX = 128
+ENCODED_MESSAGES_MAX = 128
 SCAN_COST_OF_ENCODING = 256
 # Cached permission decisions; the cache is cleared when it is full.
 CACHED_PERMISSIONS_MAX = 4096

@@ -991,7 +991,11 @@ class NatsServer:
         self.delivery.cost_bytes += SUBSCRIBE_COST_BYTES
         subscription = session.subscriptions.get(event.sid)
         if subscription is not None:
-            subscription.max_messages = event.max_messages
+            if not subscription.is_finished:
+                subscription.max_messages = event.max_messages
+                if isinstance(subscription, AckedSubscription):
+                    assert self.bus_adapter is not None
+                    self.bus_adapter.limit_messages(subscription)
             if event.max_messages <= subscription.delivered_count:
                 yield from self._end_in_steps(subscription)
         self._send_ok(session)

@@ -36,6 +36,7 @@ from simplebus.core.limits import (
     ACK_READ_DELAY_MESSAGES_MAX,
     CREATED_CLASSES_PER_TURN,
     MESSAGE_ID_MASK,
+    MESSAGES_MAX,
     RECENT_PUBLISH_TICKS,
     TICKED_CLASSES_PER_TURN,
     TICKED_SESSIONS_PER_TURN,
@@ -260,16 +261,22 @@ class Broker:
         return session
 
     def open_local_session(
-        self, peer: str = "", *, user: str = "", grants: Grants | None = None, address: str = ""
+        self,
+        peer: str = "",
+        *,
+        user: str = "",
+        grants: Grants | None = None,
+        address: str = "",
+        piece_messages_max: int = MESSAGES_MAX,
     ) -> Session:
         """Create a session for a client of another listener, which decodes its bytes and
         authenticated it.
 
         The listener passes events to `apply_event`, and reads the outbox as for a version 2
-        session.
+        session, in pieces of at most `piece_messages_max` messages.
         """
         session = self.open_session(peer)
-        session.mark_local(user, grants, address)
+        session.mark_local(user, grants, address, piece_messages_max=piece_messages_max)
         return session
 
     def open_internal_session(self, peer: str) -> Session:

@@ -104,6 +104,8 @@ class GroupMember:
         """Tick at which the oldest unsent message was assigned."""
         self.is_unresponsive = False
         """True if the member did not read its last assignment within the ack timeout."""
+        self._sendable_count: int | None = None
+        """Messages that may still be sent, assigned or not; None for no limit."""
         self._ack_timer = TimerWheel()
         """Messages in flight, by the tick at which they are overdue."""
         self._unsent: dict[int, SequenceSet] = {}
@@ -126,7 +128,10 @@ class GroupMember:
         """Number of messages that may still be assigned to the member."""
         if self.is_unresponsive or self.assigned_bytes >= IN_FLIGHT_BYTES:
             return 0
-        return max(0, self.in_flight_max - self.assigned_count)
+        free_count = self.in_flight_max - self.assigned_count
+        if self._sendable_count is not None:
+            free_count = min(free_count, self._sendable_count - self.unsent_count)
+        return max(0, free_count)
 
     def iter_spans(self) -> Iterator[Span]:
         """Yield the spans of all assigned messages, sent or not."""
@@ -310,6 +315,18 @@ class GroupMember:
         """Assign messages to members that can accept more, after messages were settled."""
         self.group.distribute_messages()
 
+    def limit_messages(self, count: int) -> None:
+        """Send at most `count` more messages to this member.
+
+        If more messages are assigned and not sent, all of these are assigned again.
+        """
+        self._sendable_count = count
+        if self.unsent_count > count:
+            self.position.unacked.requeue_sets(self.pop_unsent())
+            self.group.mark_unsorted()
+        self.group.update_availability(self)
+        self.resume_delivery()
+
     # Sending -------------------------------------------------------------------------------------
 
     def mark_unresponsive(self) -> None:
@@ -330,15 +347,22 @@ class GroupMember:
         while self._unsent and not pieces.count and self.scanned_count < SCAN_MESSAGES_MAX:
             self._copy_lowest(pieces, tick)
         self.attempt, self.assigned_tick = pieces.attempt, tick
+        self._count_sent(pieces.count)
         return b"".join(pieces.parts)
+
+    def _count_sent(self, count: int) -> None:
+        """Subtract sent messages from those that may still be sent."""
+        if self._sendable_count is not None:
+            self._sendable_count -= count
+            self.group.update_availability(self)
 
     def _copy_lowest(self, pieces: CopiedFrames, tick: int) -> None:
         """Copy the lowest unsent messages into `pieces`, without expired ones."""
         (first, last), before = min(
             (next(iter(sequences)), attempts) for attempts, sequences in self._unsent.items()
         )
-        span = Span(first, last, before)
-        self.scanned_count += last - first
+        span = Span(first, min(last, first + self.outbox.piece_messages_max), before)
+        self.scanned_count += span.last - first
         self._copy_span(span, pieces, tick)
         sequences = self._unsent[before]
         sequences.remove(first, span.first)
@@ -371,6 +395,7 @@ class GroupMember:
         assert self.assigned_count == _count_messages(spans), (self.assigned_count, spans)
         assert self.assigned_bytes == sum(ring.range_bytes(s.first, s.last) for s in spans)
         assert self.assigned_count <= self.in_flight_max
+        assert self._sendable_count is None or self.unsent_count <= self._sendable_count
         for span in spans:
             unacked = self.window.unacked_ranges(span.first, span.last)
             assert unacked == [(span.first, span.last)], "an assigned message is acknowledged"

@@ -43,6 +43,7 @@ from simplebus.core.limits import (
     INQUIRY_SPANS_MAX,
     KEY_ORDERED_MESSAGES_MAX,
     LONG_NACK_MESSAGES,
+    MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
     REDELIVERY_BYTES,
     REDELIVERY_MESSAGES,
@@ -95,9 +96,12 @@ class AssignedBatch(NamedTuple):
     attempts: int
     """Delivery attempts so far, the same for all messages."""
 
-    def split_at(self, space_bytes: int) -> tuple[AssignedBatch, AssignedBatch]:
-        """Split off as many messages as fit into `space_bytes`, at least one."""
+    def split_at(
+        self, space_bytes: int, messages_max: int = MESSAGES_MAX
+    ) -> tuple[AssignedBatch, AssignedBatch]:
+        """Split off as many messages as fit into `space_bytes`, from one to `messages_max`."""
         count = 1 + sum(1 for end in accumulate(self.sizes) if end < space_bytes)
+        count = min(count, messages_max)
         front = AssignedBatch(self.sequences[:count], self.sizes[:count], self.attempts)
         return front, AssignedBatch(self.sequences[count:], self.sizes[count:], self.attempts)
 
@@ -270,7 +274,8 @@ class KeyOrderedMember(GroupMember):
 
     @property
     def unsent_count(self) -> int:
-        return sum(len(batch.sequences) for batch in self._assigned_batches)
+        # Without a loop: there may be thousands of batches.
+        return self.assigned_count - len(self._in_flight.held_messages)
 
     def in_flight_sets(self) -> ScheduledSets:
         sets: dict[tuple[int, int], SequenceSet] = {}
@@ -291,8 +296,9 @@ class KeyOrderedMember(GroupMember):
     def _copy_next_batch(self, tick: int) -> bytes:
         """Return the frames of the oldest assigned batch, or of its front if the batch is large."""
         group, batch = self._group, self._assigned_batches.popleft()
-        if sum(batch.sizes) > REDELIVERY_BYTES:
-            batch, remaining_batch = batch.split_at(REDELIVERY_BYTES)
+        messages_max = self.outbox.piece_messages_max
+        if sum(batch.sizes) > REDELIVERY_BYTES or len(batch.sequences) > messages_max:
+            batch, remaining_batch = batch.split_at(REDELIVERY_BYTES, messages_max)
             if remaining_batch.sequences:
                 self._assigned_batches.appendleft(remaining_batch)
         sequences, sizes = batch.sequences, batch.sizes
@@ -310,6 +316,7 @@ class KeyOrderedMember(GroupMember):
         self._in_flight.add_sent(
             sequences, sizes, attempts=max(batch.attempts + 1, 1), due_tick=due
         )
+        self._count_sent(len(sequences))
         return data
 
     def _mark_responsive(self) -> None:

@@ -246,14 +246,18 @@ class Session:
         self.is_internal = True
         self.authenticate("", None, self.token_buckets, frame_bytes_max=frame_bytes_max)
 
-    def mark_local(self, user: str, grants: Grants | None, address: str) -> None:
+    def mark_local(
+        self, user: str, grants: Grants | None, address: str, *, piece_messages_max: int
+    ) -> None:
         """Make this a local session, for a client that another listener has authenticated.
 
-        That listener applies the rate limits.
+        That listener applies the rate limits. It gets at most `piece_messages_max` messages at once
+        from the outbox.
         """
         self.address = address
         self.is_authenticated, self.user, self.grants = True, user, grants
         self.is_local = self.outbox.has_deliver_frames = True
+        self.outbox.piece_messages_max = piece_messages_max
         self.decoder = Version1Decoder(self._known_classes)
 
     def count_created_classes(self, count: int) -> None:

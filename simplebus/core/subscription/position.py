@@ -63,6 +63,10 @@ from simplebus.core.subscription.unacked_messages import UnackedMessages
 
 _NO_FRAMES = memoryview(b"")
 
+# New messages that are scanned at once for each message that a piece may have. With more, messages
+# behind the piece are scanned again for the next one.
+_SCANNED_PER_MESSAGE = 8
+
 
 class PositionChanges:
     """Positions with changes that the store has not handled yet.
@@ -177,6 +181,8 @@ class Position:
         """Time since when no session is attached."""
         self.delivered_count = 0
         self.redelivered_count = 0
+        self._sent_max: int | None = None
+        """Deliveries and redeliveries after which nothing more is sent; None for no limit."""
         self.nack_count = 0
         """Number of rejections."""
         self.dropped_count = 0
@@ -257,7 +263,7 @@ class Position:
         """True if there may be something to send."""
         if not self.unacked.queue and self.window.cursor >= self.ring.head:
             return False
-        return self.delivery_policy.in_flight_max is None or self._in_flight_capacity() > 0
+        return not self._is_limited or self._sendable_max() > 0
 
     def build_delivery_state(self) -> DeliveryState:
         """Return where the messages behind the cursor are, for inquiries."""
@@ -281,6 +287,18 @@ class Position:
             undelivered=dict(self.undelivered_counts),
         )
 
+    @property
+    def _is_limited(self) -> bool:
+        """True if `_sendable_max` may be less than the stored messages."""
+        return self.delivery_policy.in_flight_max is not None or self._sent_max is not None
+
+    def _sendable_max(self) -> int:
+        """Return how many more messages may be sent."""
+        capacity = self._in_flight_capacity()
+        if self._sent_max is None:
+            return capacity
+        return min(capacity, self._sent_max - self.delivered_count - self.redelivered_count)
+
     def _in_flight_capacity(self) -> int:
         """Return how many more messages may be in flight."""
         window, limit = self.window, self.delivery_policy.in_flight_max
@@ -293,27 +311,28 @@ class Position:
             return 0
         return max(0, limit - count)
 
-    def limit_in_flight(self, count: int) -> None:
-        """Allow at most `count` more messages in flight from now on. Only lowers the limit."""
-        limit = self.delivery_policy.in_flight_max
-        if limit is not None and self.unacked.count_in_flight() + count < limit:
-            in_flight_max = self.unacked.count_in_flight() + count
-            self.set_delivery_policy(replace(self.delivery_policy, in_flight_max=in_flight_max))
+    def limit_messages(self, count: int) -> None:
+        """Send at most `count` more messages to the attached session."""
+        self._sent_max = self.delivered_count + self.redelivered_count + count
 
     # Sending -------------------------------------------------------------------------------------
 
-    def copy_frames(self, tick: int) -> CopiedFrames:
-        """Return copies of the next frames, which count as sent. There may be none."""
+    def copy_frames(self, tick: int, messages_max: int) -> CopiedFrames:
+        """Return copies of the next frames, at most `messages_max`, which count as sent. There may
+        be none.
+        """
         self.begin_scan(SCAN_MESSAGES_MAX)
         if self.ring.head - self.window.cursor == 1 and not self.unacked.queue:
             single = self._copy_single(tick)
             if single is not None:
                 return single
-        copied = self._copy_redeliveries(tick) if self.unacked.queue else CopiedFrames(0)
+        copied = CopiedFrames(0)
+        if self.unacked.queue:
+            copied = self._copy_redeliveries(tick, messages_max)
         while not copied.count and not self.unacked.queue and self.has_to_inspect and self.has_work:
             if self.scanned_count >= self._scan_limit or self._extend_zero_copy():
                 break
-            copied = self._copy_new(tick)
+            copied = self._copy_new(tick, messages_max)
         return copied
 
     def begin_scan(self, scan_limit: int) -> None:
@@ -363,11 +382,11 @@ class Position:
         self.scanned_count += compared_count * (SCAN_MESSAGES_MAX // COMPARED_CHANNELS_MAX)
         return first + count
 
-    def _copy_redeliveries(self, tick: int) -> CopiedFrames:
+    def _copy_redeliveries(self, tick: int, messages_max: int) -> CopiedFrames:
         pieces = CopiedFrames(
             REDELIVERY_PLAIN_BYTES if self._is_next_redelivery_plain() else REDELIVERY_BYTES
         )
-        while not pieces.count and (capacity := self._in_flight_capacity()):
+        while not pieces.count and (capacity := min(messages_max, self._sendable_max())):
             redeliveries = self.select_redeliveries(capacity)
             if redeliveries is None:
                 break
@@ -452,7 +471,7 @@ class Position:
         if (
             (sequence < ring.envelopes_until and not self.delivery_policy.accepts_envelopes)
             or not selection.is_sendable(ring, sequence, self.channel_filter, self._clock.now)
-            or not self._in_flight_capacity()
+            or not self._sendable_max()
         ):
             return None
         ring.set_timer_index(sequence, sequence + 1, tick % self._timer_index_modulus)
@@ -461,11 +480,13 @@ class Position:
         self.mark_sent(sequence + 1, tick)
         return CopiedFrames(0, count=1, parts=[frame])
 
-    def _copy_new(self, tick: int) -> CopiedFrames:
+    def _copy_new(self, tick: int, messages_max: int) -> CopiedFrames:
         """Return the frames of the next new messages that match."""
         pieces = CopiedFrames(REDELIVERY_BYTES)
         first = self.window.cursor
-        selected, last = self.select_new(REDELIVERY_MESSAGES, self._in_flight_capacity())
+        scan_count = min(REDELIVERY_MESSAGES, _SCANNED_PER_MESSAGE * messages_max)
+        max_count = min(messages_max, self._sendable_max())
+        selected, last = self.select_new(scan_count, max_count)
         last = self._copy_ranges(selected.sendable, last, pieces, tick)
         self._advance_cursor(last)
         delayed = selection.ranges_before(selected.delayed, last)
@@ -547,8 +568,9 @@ class Position:
         """Return the timer index of frames that are sent at `tick`."""
         return tick % self._timer_index_modulus
 
-    def view_run(self, tick: int) -> tuple[memoryview, int]:
-        """Return the next new messages that need no copy, as frames in one piece.
+    def view_run(self, tick: int, messages_max: int) -> tuple[memoryview, int]:
+        """Return the next new messages that need no copy, at most `messages_max`, as frames in one
+        piece.
 
         `mark_sent` must follow.
 
@@ -557,9 +579,9 @@ class Position:
             none.
         """
         ring, first = self.ring, self.window.cursor
-        last = ring.head
-        if self.delivery_policy.in_flight_max is not None:
-            last = min(last, first + self._in_flight_capacity())
+        last = min(ring.head, first + messages_max)
+        if self._is_limited:
+            last = min(last, first + self._sendable_max())
         if self.is_filtered:
             last = first if self.unacked.queue else min(last, self._zero_copy_end)
         elif first < ring.special_until and self.has_to_inspect:
@@ -1086,7 +1108,7 @@ class Position:
         Messages sent once are redelivered as soon as a session attaches, the others after their
         backoff.
         """
-        self.has_consumer, self.session_id = False, -1
+        self.has_consumer, self.session_id, self._sent_max = False, -1, None
         self.unacked.requeue_all_in_flight()
 
     @property

@@ -43,12 +43,12 @@ class BrokerSubscription:
         return self.position.has_work
 
     def copy_frames(self, tick: int) -> bytes:
-        copied = self.position.copy_frames(tick)
+        copied = self.position.copy_frames(tick, self.outbox.piece_messages_max)
         self.scanned_count, self.attempt = self.position.scanned_count, copied.attempt
         return b"".join(copied.parts)
 
     def peek_frames(self, tick: int) -> memoryview:
-        piece, self._peeked_end = self.position.view_run(tick)
+        piece, self._peeked_end = self.position.view_run(tick, self.outbox.piece_messages_max)
         self.attempt = 1
         return piece
 
@@ -100,6 +100,11 @@ class BrokerSubscription:
     def extend_ack_timeout(self, first: int, last: int, tick: int, attempt: int = 0) -> None:
         """Restart the ack timeout of first..last-1."""
         self.position.unacked.extend_ack_timeout(first, last, tick, attempt)
+
+    def limit_messages(self, count: int) -> None:
+        """Send at most `count` more messages."""
+        self.position.limit_messages(count)
+        self.resume_delivery()
 
     def resume_delivery(self) -> None:
         """Continue to send, after messages were acknowledged or rejected."""

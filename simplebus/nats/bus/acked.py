@@ -28,7 +28,6 @@ import msgspec
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import (
     CLASS_ID_MAX,
     FAILURE_REASON_BYTES_MAX,
@@ -49,9 +48,9 @@ from simplebus.nats.class_requests import (
     encode_token,
     normalize_options,
 )
+from simplebus.nats.errors import refusal_line
 from simplebus.nats.limits import (
     ACKED_IN_FLIGHT_MESSAGES,
-    ENCODED_FRAMES_MAX,
     SCAN_COST_OF_ENCODING,
 )
 from simplebus.nats.protocol import encode
@@ -319,9 +318,19 @@ class AckedDeliveries:
             return None
         return position
 
+    def limit_messages(self, subscription: AckedSubscription) -> None:
+        """Apply the `max_messages` of a subscription: messages beyond it would count as sent."""
+        local_subscription = self.local_session.subscriptions.get(subscription.number)
+        if local_subscription is not None:  # Else the broker has just ended it.
+            remaining = subscription.max_messages - subscription.delivered_count
+            local_subscription.limit_messages(max(0, remaining))
+
     def find_subscription(self, ack: AckSubject) -> AckedSubscription | None:
         """Return the subscription that may have received a message; None if it has ended."""
-        return self._by_ack_name.get((ack.stream, ack.consumer))
+        subscription = self._by_ack_name.get((ack.stream, ack.consumer))
+        if subscription is None or subscription.number not in self.local_session.subscriptions:
+            return None
+        return subscription
 
     def next_number(self) -> int:
         """Return an unused subscription number."""
@@ -339,33 +348,21 @@ class AckedDeliveries:
         encoded: list[bytes] = []
         self.scanned_count = 0
         while not encoded:
-            self._limit_last_messages()
             piece = outbox.peek(tick)
             self.scanned_count += outbox.scanned_count
             if not piece:
                 break
             data = bytes(piece)
-            ends = _find_frame_ends(data, ENCODED_FRAMES_MAX)
-            outbox.mark_sent(ends[-1], tick)
-            self._encode_frames(data, ends, encoded)
+            outbox.mark_sent(len(data), tick)
+            self._encode_frames(data, encoded)
             self.scanned_count += len(encoded) * SCAN_COST_OF_ENCODING
         return b"".join(encoded)
 
-    def _limit_last_messages(self) -> None:
-        """Limit the messages in flight of subscriptions with `max_messages`.
-
-        Messages beyond the limit would count as sent. In a group, other members receive them.
+    def _encode_frames(self, data: bytes, encoded: list[bytes]) -> None:
+        """Append the MSG and HMSG of complete version 2 frames to `encoded`, and an error for each
+        subscription that the broker has ended.
         """
-        for subscription in self.by_number.values():
-            if subscription.max_messages:
-                local_subscription = self.local_session.subscriptions[subscription.number]
-                if not isinstance(local_subscription, GroupMember):
-                    remaining = subscription.max_messages - subscription.delivered_count
-                    local_subscription.position.limit_in_flight(remaining)
-
-    def _encode_frames(self, data: bytes, ends: list[int], encoded: list[bytes]) -> None:
-        """Append the MSG and HMSG of the version 2 frames with these ends to `encoded`."""
-        for offset, end in pairwise([0, *ends]):
+        for offset, end in pairwise([0, *_find_frame_ends(data)]):
             kind, _, message_id, last_field = frames.HEADER.unpack_from(data, offset)
             if kind == frames.DELIVER:
                 self._next_delivery = (last_field, message_id)
@@ -397,11 +394,11 @@ class AckedDeliveries:
         )
 
 
-def _find_frame_ends(data: bytes, count_max: int) -> list[int]:
-    """Return the ends of the first `count_max` frames, or of all."""
+def _find_frame_ends(data: bytes) -> list[int]:
+    """Return the ends of complete frames."""
     ends: list[int] = []
     end = 0
-    while end < len(data) and len(ends) < count_max:
+    while end < len(data):
         end = data.index(frames.DELIMITER, end + HEADER_BYTES) + len(frames.DELIMITER)
         ends.append(end)
     return ends

@@ -52,9 +52,10 @@ from simplebus.nats.bus.publish_acks import (
     encode_publish_error,
 )
 from simplebus.nats.class_requests import REQUEST_PREFIX, SUBSCRIBE_PREFIX
-from simplebus.nats.errors import NatsError, error_line
+from simplebus.nats.errors import NatsError, refusal_line
 from simplebus.nats.limits import (
     ACK_COST_BYTES,
+    ENCODED_MESSAGES_MAX,
     NACK_EXTRA_COST_BYTES,
     SPAN_SEARCH_COST_BYTES,
     TERMINATE_EXTRA_COST_BYTES,
@@ -195,6 +196,7 @@ class BusAdapter:
                 user=session.user.name if session.user is not None else "",
                 grants=session.class_grants,
                 address=session.address,
+                piece_messages_max=ENCODED_MESSAGES_MAX,
             )
             self.nats_sessions[local_session.session_id] = session
             deliveries = AckedDeliveries(session, local_session, self.broker)
@@ -406,6 +408,12 @@ class BusAdapter:
         return deliveries is not None and self.broker.append_some_last_dead_letters(
             deliveries.local_session, subscription.number
         )
+
+    def limit_messages(self, subscription: AckedSubscription) -> None:
+        """Send no messages beyond the `max_messages` of an acked subscription."""
+        deliveries = self._deliveries.get(subscription.session)
+        if deliveries is not None:
+            deliveries.limit_messages(subscription)
 
     def unsubscribe(self, subscription: AckedSubscription) -> None:
         """End an acked subscription. Unacked messages are redelivered; a durable stays."""

@@ -456,6 +456,11 @@ class NatsSubscription:
         return self._generation != self.session.subscription_generation
 
     @property
+    def is_finished(self) -> bool:
+        """True if the subscription has received its `max_messages`, and will end."""
+        return 0 < self.max_messages <= self.delivered_count
+
+    @property
     def is_ordered(self) -> bool:
         """True with `max_messages`: the limit applies to the first rows of a batch."""
         return self.max_messages > 0

@@ -13,7 +13,7 @@ from simplebus.core.settings import ClassSettings
 from simplebus.nats.class_requests import encode_token
 from simplebus.nats.limits import (
     ACK_COST_BYTES,
-    ENCODED_FRAMES_MAX,
+    ENCODED_MESSAGES_MAX,
     NACK_EXTRA_COST_BYTES,
     OUTPUT_PER_READ_BYTES,
     TERMINATE_EXTRA_COST_BYTES,
@@ -189,7 +189,7 @@ def test_unread_messages_stay_in_the_class() -> None:
 
 
 def test_few_messages_are_encoded_at_once() -> None:
-    count = 3 * ENCODED_FRAMES_MAX + 1
+    count = 3 * ENCODED_MESSAGES_MAX + 1
     harness = holding(*numbered(count))
     harness.skips_checks = True
     source = harness.client(
@@ -201,7 +201,7 @@ def test_few_messages_are_encoded_at_once() -> None:
         encoded_counts.append(source.encode_next(harness.broker.tick_number).count(b"MSG class.1 "))
         assert source.scanned_count > CONNECTION_SCAN_MESSAGES_MAX or source.is_idle
     assert sum(encoded_counts) == count
-    assert max(encoded_counts) <= ENCODED_FRAMES_MAX
+    assert max(encoded_counts) <= ENCODED_MESSAGES_MAX
 
 
 def test_in_flight_option_limits_unacked_messages() -> None:

@@ -41,15 +41,62 @@ def test_unsub_returns_unacked_messages_and_keeps_the_durable() -> None:
     assert (redelivered.sid, *deliveries([redelivered])[0]) == ("2", b"b", 2)
 
 
-def test_unsub_with_max_sends_no_further_messages() -> None:
+@pytest.mark.parametrize(
+    ("subject", "is_ordered"), [(b"1.d", True), (b"1.d g", True), (b"1.d.by_key=true g", False)]
+)
+def test_unsub_with_max_sends_no_further_messages(subject: bytes, is_ordered: bool) -> None:
     harness = holding(*numbered(5))
-    client = harness.client(b"SUB $SB.SUB.1.d 1\r\nUNSUB 1 3\r\n")
+    client = harness.client(b"SUB $SB.SUB.%b 1\r\nUNSUB 1 3\r\n" % subject)
     messages = client.messages()
     assert [m.payload for m in messages] == numbered(3)
     assert client.session.subscriptions == {}
-    other_client = harness.client(b"SUB $SB.SUB.1.d 1\r\n")
+    other_client = harness.client(b"SUB $SB.SUB.%b 1\r\n" % subject)
     redelivered = deliveries(other_client.messages())
+    if not is_ordered:  # A key-ordered group does not order messages without a key.
+        redelivered.sort()
     assert redelivered == [(p, 2 if n < 3 else 1) for n, p in enumerate(numbered(5))]
+
+
+@pytest.mark.parametrize("options", [b"", b".by_key=true"])
+def test_messages_beyond_the_maximum_of_a_member_are_delivered_to_others_once(
+    options: bytes,
+) -> None:
+    harness = holding()
+    subscribe = b"SUB $SB.SUB.1.-.max_deliveries=1%b g 1\r\n" % options
+    limited = harness.client(subscribe + b"UNSUB 1 4\r\n")
+    other = harness.client(subscribe)
+    received = []
+    for first in range(0, 40, 20):
+        harness.peer(publish1(1, *numbered(20, start=first)))
+        received += limited.messages() + other.messages()
+    assert limited.session.subscriptions == {}
+    assert sorted(deliveries(received)) == sorted((payload, 1) for payload in numbered(40))
+
+
+@pytest.mark.parametrize("subject", [b"1.-", b"1.- g", b"1.-.by_key=true g"])
+def test_maximum_of_unsub_can_be_raised(subject: bytes) -> None:
+    harness = holding()
+    client = harness.client(b"SUB $SB.SUB.%b 1\r\nUNSUB 1 4\r\n" % subject)
+    harness.peer(publish1(1, *numbered(3)))
+    assert len(client.messages()) == 3
+    client.send(b"UNSUB 1 10\r\n")
+    harness.peer(publish1(1, *numbered(17, start=3)))
+    assert len(client.messages()) == 7
+    assert client.session.subscriptions == {}
+
+
+@pytest.mark.parametrize("options", [b"", b".by_key=true"])
+def test_maximum_may_be_set_while_messages_are_sent(options: bytes) -> None:
+    harness = holding(*numbered(400))
+    subscribe = b"SUB $SB.SUB.1.-.in_flight=1000.max_deliveries=1%b g 1\r\n" % options
+    limited = harness.client(subscribe)
+    received = limited.messages(1)
+    assert len(received) < 300
+    limited.send(b"UNSUB 1 390\r\n")
+    other = harness.client(subscribe)
+    harness.wait_for_all_due(0)
+    received += limited.messages() + other.messages()
+    assert sorted(deliveries(received)) == sorted((payload, 1) for payload in numbered(400))
 
 
 def test_unsub_max_counts_redeliveries_and_can_be_changed() -> None:

@@ -162,9 +162,9 @@ class Client:
         self.harness.broker.apply_position_changes()  # Every driver flushes after sending.
         return output
 
-    def receive(self) -> tuple[list[Msg], list[bytes]]:
-        """Return the received messages and the other lines."""
-        data = self._received + self.drain()
+    def receive(self, max_pieces: int = 1 << 30) -> tuple[list[Msg], list[bytes]]:
+        """Return the received messages and the other lines, of up to `max_pieces` pieces."""
+        data = self._received + self.drain(max_pieces)
         messages, lines, offset = [], [], 0
         while offset < len(data):
             end = data.index(b"\r\n", offset)
@@ -186,8 +186,8 @@ class Client:
             messages.append(Msg(*tokens, body[: int(header_size)], body[int(header_size) :]))
         return messages, lines
 
-    def messages(self) -> list[Msg]:
-        messages, lines = self.receive()
+    def messages(self, max_pieces: int = 1 << 30) -> list[Msg]:
+        messages, lines = self.receive(max_pieces)
         assert lines == [], lines
         return messages
 
