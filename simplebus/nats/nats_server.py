@@ -612,7 +612,10 @@ class NatsServer:
                 self.delivery.cost_bytes += PING_COST_BYTES
                 session.unanswered_ping_count = 0
             case Sub():
-                self._subscribe(session, event)
+                if self._finished:
+                    self._run_in_turns(session, self._subscribe_in_steps(session, event))
+                else:
+                    self._subscribe(session, event)
             case Unsub():
                 self._run_in_turns(session, self._unsubscribe_in_steps(session, event))
             case Connect():
@@ -944,6 +947,18 @@ class NatsServer:
 
     # Subscribing ---------------------------------------------------------------------------------
 
+    def _subscribe_in_steps(self, session: NatsSession, event: Sub) -> Generator[None, None, None]:
+        """Handle SUB. Before that, end finished subscriptions in turns: one of them may hold the
+        requested durable or group.
+        """
+        while self._finished:
+            self._end_next_finished()
+            self.delivery.cost_bytes += DEAD_LETTERS_COST_BYTES
+            if self.delivery.is_turn_over:
+                yield
+        if not session.is_disconnecting:
+            self._subscribe(session, event)
+
     def _subscribe(self, session: NatsSession, event: Sub) -> None:
         self.delivery.cost_bytes += SUBSCRIBE_COST_BYTES
         limits, grants = self.settings.limits, session.subject_grants
@@ -1035,9 +1050,18 @@ class NatsServer:
         if not self._finished:
             self.routes.remove_abandoned()
             return
+        self._end_next_finished()
+
+    def _end_next_finished(self) -> None:
+        """Append some dead letters of the next finished subscription, and end it if these were the
+        last.
+        """
         assert self.bus_adapter is not None
-        if not self.bus_adapter.append_some_last_dead_letters(self._finished[0]):
-            self.end_subscription(self._finished.popleft())
+        subscription = self._finished.popleft()
+        if self.bus_adapter.append_some_last_dead_letters(subscription):
+            self._finished.appendleft(subscription)
+        else:
+            self.end_subscription(subscription)
 
     def end_subscription(self, subscription: NatsSubscription) -> None:
         """Remove a subscription."""

@@ -741,6 +741,15 @@ class Broker:
         except RemoteProtocolError as error:
             self._refuse_request(session, request, error)
 
+    def has_last_dead_letters(self, session: Session, subscription_number: int) -> bool:
+        """Return True if `append_some_last_dead_letters` has work to do."""
+        subscription = session.subscriptions.get(subscription_number)
+        return (
+            subscription is not None
+            and not subscription.has_other_members
+            and self.store.has_dead_letters_to_append(subscription.position)
+        )
+
     def append_some_last_dead_letters(self, session: Session, subscription_number: int) -> bool:
         """Append some dead letters of a subscription that will end. Does nothing if other members
         of its group stay.

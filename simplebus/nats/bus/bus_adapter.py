@@ -30,7 +30,6 @@ from simplebus.core.protocol.events import (
 from simplebus.core.protocol.requests import UnsubscribeRequest
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import OnStored
-from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.nats.bus.acked import (
     ACK_SUBJECT_PATTERN,
     AckCommand,
@@ -389,16 +388,11 @@ class BusAdapter:
         return has_more
 
     def has_last_dead_letters(self, subscription: AckedSubscription) -> bool:
-        """Return True if `append_some_last_dead_letters` has work to do, and the subscription is
-        not a member of a group.
-        """
+        """Return True if `append_some_last_dead_letters` has work to do."""
         deliveries = self._deliveries.get(subscription.session)
-        if deliveries is None:
-            return False
-        local_subscription = deliveries.local_session.subscriptions.get(subscription.number)
-        return isinstance(
-            local_subscription, BrokerSubscription
-        ) and self.broker.store.has_dead_letters_to_append(local_subscription.position)
+        return deliveries is not None and self.broker.has_last_dead_letters(
+            deliveries.local_session, subscription.number
+        )
 
     def append_some_last_dead_letters(self, subscription: AckedSubscription) -> bool:
         """Append some dead letters of a subscription that will end. Returns True if more are left,

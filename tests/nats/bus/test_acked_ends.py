@@ -253,8 +253,10 @@ def test_dead_letters_are_appended_in_turns_before_the_subscription_ends(command
     assert client.session.subscriptions == {}
 
 
-def test_dead_letters_are_appended_in_turns_after_the_last_message() -> None:
-    count = 3 * DEAD_LETTER_BATCH_MESSAGES
+def finishing(subject: bytes, count: int) -> tuple[NatsBrokerHarness, Client]:
+    """Return a server and a client that has received the maximum of UNSUB, while `count` dead
+    letters of its subscription are to be appended.
+    """
     harness = holding(*numbered(count))
     harness.skips_checks = True
     harness.broker.store.limit_turns(100)
@@ -268,6 +270,13 @@ def test_dead_letters_are_appended_in_turns_after_the_last_message() -> None:
     assert [message.payload for message in client.messages()] == [b"last"]
     assert list(client.session.subscriptions) == [b"1"]
     assert DEAD_1 not in harness.broker.classes
+    return harness, client
+
+
+@pytest.mark.parametrize("queue", [b"", b" g"])
+def test_dead_letters_are_appended_in_turns_after_the_last_message(queue: bytes) -> None:
+    count = 3 * DEAD_LETTER_BATCH_MESSAGES
+    harness, client = finishing(b"1.-.in_flight=1000" + queue, count)
     counts = [0]
     while harness.nats_server.has_removals:
         harness.nats_server.remove_some()
@@ -277,6 +286,53 @@ def test_dead_letters_are_appended_in_turns_after_the_last_message() -> None:
     assert [payload for _, payload in stored(harness, DEAD_1)] == numbered(count)
     assert client.session.subscriptions == {}
     assert client.messages() == []
+
+
+@pytest.mark.parametrize("subject", [b"1.d", b"1.d g"])
+def test_maximum_of_a_finished_subscription_cannot_be_raised(subject: bytes) -> None:
+    harness, client = finishing(subject, DEAD_LETTER_BATCH_MESSAGES)
+    client.send(b"UNSUB 1 10000\r\n")
+    harness.peer(publish1(1, b"another message"))
+    assert client.messages() == []
+    while harness.nats_server.has_removals:
+        harness.nats_server.remove_some()
+    assert client.session.subscriptions == {}
+    assert client.messages() == []
+
+
+@pytest.mark.parametrize("subject", [b"1.d", b"1.d g", b"1.- g"])
+def test_sub_waits_for_the_end_of_a_finished_subscription(subject: bytes) -> None:
+    count = 3 * DEAD_LETTER_BATCH_MESSAGES
+    harness, client = finishing(subject, count)
+    client.send(b"SUB $SB.SUB.%b 1\r\n" % subject)
+    assert client.session.is_request_pending
+    finish_reading(client)
+    assert [payload for _, payload in stored(harness, DEAD_1)] == numbered(count)
+    assert not harness.nats_server.has_removals
+    redelivered = deliveries(client.messages())
+    assert redelivered == [(b"last", 2), (b"for another subscription", 1)]
+
+
+@pytest.mark.parametrize("is_told_before", [False, True])
+@pytest.mark.parametrize("command", [b"UNSUB 1\r\n", b"UNSUB 1 5\r\n", b"CONNECT {}\r\n"])
+def test_client_is_told_that_the_broker_has_ended_its_subscription(
+    command: bytes, is_told_before: bool
+) -> None:
+    harness = holding()
+    options = {"group": "g", "slow": "disconnect", "max_pending": 10, "max_in_flight": 5}
+    connect_version2(harness, subscribe(1, 5, **options))
+    client = harness.client(b"SUB $SB.SUB.1.-.in_flight=5 g 1\r\n")
+    harness.peer(publish1(1, *numbered(100)))
+    lines = client.receive()[1] if is_told_before else []
+    client.pub("$JS.ACK.1.g.1.1.1.0.0", b"+ACK")
+    client.send(command)
+    lines += client.receive()[1]
+    is_ended_by_client = command != b"UNSUB 1 5\r\n" and not is_told_before
+    error_count = b"".join(lines).count(b'Subscription to "$SB.SUB.1.-.in_flight=5" (')
+    assert error_count == (0 if is_ended_by_client else 1)
+    assert client.session.subscriptions == {}
+    client.send(b"SUB $SB.SUB.1.-.start=earliest h 1\r\n")
+    assert client.payloads() == numbered(100)
 
 
 def test_client_that_blocks_publishers_is_reported() -> None:
