@@ -7,6 +7,7 @@ applied. Other errors are lines that are sent.
 from __future__ import annotations
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.nats.subjects import quote
 
 
 class NatsError(RemoteProtocolError):
@@ -30,6 +31,14 @@ class NatsError(RemoteProtocolError):
 def error_line(text: str) -> bytes:
     """Return an `-ERR` line."""
     return f"-ERR '{text}'\r\n".encode("latin-1", "replace")
+
+
+def refusal_line(action: str, subject: bytes, reason: str) -> bytes:
+    """Return the error for a refused operation. NATS client libraries stay connected only after
+    this error.
+    """
+    reason = reason.replace("'", "`").replace("\r", " ").replace("\n", " ")
+    return error_line(f"Permissions Violation for {action} to {quote(subject)} ({reason})")
 
 
 def unknown_operation(sentence: str) -> NatsError:

@@ -37,7 +37,7 @@ from simplebus.core.limits import (
 )
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.requests import SubscribeRequest
+from simplebus.core.protocol.requests import ErrorReply, SubscribeRequest, decode
 from simplebus.core.redelivery.ack_window import nearest_sequence
 from simplebus.core.session.session import Session
 from simplebus.core.subscription.position import Position
@@ -263,15 +263,17 @@ class AckedDeliveries:
         self._by_ack_name[subscription.ack_name] = subscription
 
     def remove(self, subscription: AckedSubscription) -> bool:
-        """Remove a subscription. Returns False if it was not there."""
+        """Remove a subscription. Returns False if it was not there, or the broker has ended it."""
         if self.by_number.pop(subscription.number, None) is None:
+            return False
+        del self._by_ack_name[subscription.ack_name]
+        if subscription.number not in self.local_session.subscriptions:
             return False
         position = self._position(subscription)
         if position.durable:
             while len(self._released_positions) >= _RELEASED_POSITIONS_MAX:
                 del self._released_positions[next(iter(self._released_positions))]
             self._released_positions[subscription.ack_name] = position
-        del self._by_ack_name[subscription.ack_name]
         return True
 
     def remove_ended(self) -> list[AckedSubscription]:
@@ -371,6 +373,21 @@ class AckedDeliveries:
                 if subscription is not None:
                     encoded.append(self._encode_message(subscription, data[offset:end], message_id))
                     subscription.count_delivered_message()
+            elif kind == frames.ERROR and last_field == frames.SUBSCRIBE:
+                content = data[offset + HEADER_BYTES : end - len(frames.DELIMITER)]
+                encoded += self._remove_dropped(decode(ErrorReply, content).message)
+
+    def _remove_dropped(self, reason: str) -> list[bytes]:
+        """Remove the subscriptions that the broker has ended. Returns an error line for each."""
+        dropped = [
+            subscription
+            for number, subscription in self.by_number.items()
+            if number not in self.local_session.subscriptions
+        ]
+        for subscription in dropped:
+            self.remove(subscription)
+            subscription.remove_from_session()
+        return [refusal_line("Subscription", each.subject, reason) for each in dropped]
 
     def _encode_message(
         self, subscription: AckedSubscription, frame: bytes, message_id: int

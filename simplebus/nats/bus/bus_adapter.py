@@ -72,7 +72,6 @@ from simplebus.nats.protocol.events import (
 from simplebus.nats.server.class_permissions import SubjectClasses, class_request
 from simplebus.nats.server.routes import ChannelListeners, SubjectRoutes
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.subjects import quote
 
 
 class NatsClients(Protocol):
@@ -234,7 +233,7 @@ class BusAdapter:
     def refuse(self, session: NatsSession, refused: RefusedMessages) -> None:
         """Count messages that cannot be stored, and send the client an error."""
         self._refusal_counts[refused.reason] += refused.count
-        self._send_refusal(session, "Publish", refused.subject, refused.sentence)
+        session.send(refusal_line("Publish", refused.subject, refused.sentence))
 
     def disconnect(self, session: NatsSession, error: RemoteProtocolError) -> None:
         """Disconnect a client with too many blocked messages."""
@@ -291,16 +290,6 @@ class BusAdapter:
                 self._send_reply(reply.session, reply.subject, reply.payload)
         self._observe_journal()
 
-    @staticmethod
-    def _send_refusal(session: NatsSession, action: str, subject: bytes, reason: str) -> None:
-        """Send a client the error for a refused operation. NATS client libraries stay connected
-        only after this error.
-        """
-        reason = reason.replace("'", "`").replace("\r", " ").replace("\n", " ")
-        session.send(
-            error_line(f"Permissions Violation for {action} to {quote(subject)} ({reason})")
-        )
-
     # Subscribing ---------------------------------------------------------------------------------
 
     @staticmethod
@@ -340,7 +329,7 @@ class BusAdapter:
             broker.subscription_manager.subscribe_v2(deliveries.local_session, subscribe_event)
         except RemoteProtocolError as error:
             self._refusal_counts[error.reason] += 1
-            self._send_refusal(session, "Subscription", event.subject, error.sentence)
+            session.send(refusal_line("Subscription", event.subject, error.sentence))
             return None
         deliveries.add(subscription)
         return subscription

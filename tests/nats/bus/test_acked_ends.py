@@ -260,7 +260,8 @@ def finishing(subject: bytes, count: int) -> tuple[NatsBrokerHarness, Client]:
     harness = holding(*numbered(count))
     harness.skips_checks = True
     harness.broker.store.limit_turns(100)
-    client = harness.client(b"SUB $SB.SUB.1.-.in_flight=1000 1\r\nUNSUB 1 %d\r\n" % (count + 1))
+    commands = b"SUB $SB.SUB.%b 1\r\nUNSUB 1 %d\r\n" % (subject, count + 1)
+    client = harness.client(commands)
     client.session.allow_split_reads()
     assert len(client.messages()) == count
     (local_session,) = (each for each in harness.broker.sessions.values() if each.is_local)
