@@ -37,6 +37,7 @@ by the same generator. No rate is printed for work that was not verified.
     stalled_reader.py        a client of version 1 that stops reading
     holds.py, nats_holds.py  longest holds of the event loop, in CPU time
         hold_clients.py, hold_server.py
+    hold_control.py          pauses of the machine, to compare with these holds
     module_bus.py            modules of one process against queues and channels
     memory_bus.py            MemoryBus in one event loop
     sdk.py                   rates of Python programs against nats-py

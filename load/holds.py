@@ -9,16 +9,20 @@ is the longest step from the beginning of a kind to the beginning of the next on
 the kinds with a text in their title, after those whose messages they need. The clients run on
 another core than the event loop: Linux charges network interrupts to the thread that they
 interrupt, and on a shared core the event loop would also be charged for those of the clients. The
-median of the rounds counts, because Linux also charges pauses of a virtual machine to a thread.
+median of the rounds counts, because Linux also charges pauses of a virtual machine to a thread. The
+row CONTROL shows these pauses: a fixed computation is repeated on the core of the event loop while
+nothing else runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -28,7 +32,7 @@ from pathlib import Path
 from random import Random
 
 from load import attacks
-from load.brokers import HOST
+from load.brokers import HOST, REPOSITORY
 from load.hold_clients import (
     HELD_MESSAGES,
     MEMBERS,
@@ -48,12 +52,14 @@ from load.hold_clients import (
 )
 from load.measure import RunOptions
 from load.nats_holds import NATS_KINDS, USER_KINDS, USERS_CONFIG
-from load.processes import separate_core
+from load.processes import Process, separate_core
 from load.report import Row
 from simplebus.core.limits import BINDINGS_MAX, FETCH_MESSAGES_MAX, GROUP_IN_FLIGHT_MAX, Limits
 from simplebus.core.protocol import frames
 
 HOLD_MAX_S = 0.005
+CONTROL = "control: a computation of 2 ms without the server"
+CONTROL_S = 60.0
 EXPIRY_S = 8.0
 CLASSES = Limits().classes
 MESSAGES = 1_000_000
@@ -107,6 +113,8 @@ def _run_round(run_options: RunOptions) -> list[Row]:
                 separate_core(server.process.pid),
             ):
                 rows += measure(server, kinds)
+    if run_options.only in CONTROL:
+        rows.append(measure_control())
     return [row for row in rows if run_options.only in row.title]
 
 
@@ -148,6 +156,19 @@ def measure(server: HeldServer, kinds: Kinds) -> list[Row]:
             Row("holds", title, [longest], "ms", HOLD_MAX_S * 1e3, less_is_better=True, note=note)
         )
     return rows
+
+
+def measure_control() -> Row:
+    """Return the row of the longest repetition of a fixed computation."""
+    arguments = map(str, (CONTROL_S, HOLD_MAX_S))
+    command = [sys.executable, "-m", "load.hold_control", *arguments]
+    with (
+        Process("the control", command, directory=REPOSITORY) as process,
+        separate_core(process.pid),
+    ):
+        found = json.loads(process.finish(timeout_s=2 * CONTROL_S))
+    note = f"{found['long_count']} above {HOLD_MAX_S * 1e3:g} ms in {CONTROL_S:g} s"
+    return Row("holds", CONTROL, [found["longest"] * 1e3], "ms", less_is_better=True, note=note)
 
 
 def _timed(payload: bytes, expires_ms: int) -> bytes:
