@@ -1,15 +1,15 @@
 """Latency of a bystander while one client keeps the server busy with legal requests.
 
-    python load/run.py attacks [--quick]
+    python load/run.py attacks [--rounds N]
 
 The bystander sends itself a message through the NATS port every other millisecond. Each round
 starts a server, measures the bystander while the server is calm, and then from the first request of
 an attack until the attacker's connections have ended. A short attack is repeated, because the p99
-of few messages is random. Attackers run at low priority, and the
-server's event loop on a separate core, because a real attacker has a machine of its own. The
-bystander runs at real-time priority if the system permits it, so that latencies do not contain its
-own wait for a core. Figures are relative to the calm of the same round, because machines are
-shared. In rounds of `control` the attacker only sleeps, so the ratio shows the noise.
+of few messages is random. Attackers run at low priority, and the server's event loop on a separate
+core, because a real attacker has a machine of its own. The bystander runs at real-time priority if
+the system permits it, so that latencies do not contain its own wait for a core. Figures are
+relative to the calm of the same round, because machines are shared. In rounds of `control` the
+attacker only sleeps, so the ratio shows the noise.
 """
 
 from __future__ import annotations
