@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from simplebus.core.broker.broker import Broker
 
 _PositionKey = tuple[int, str, str]
+_PositionState = tuple[object, object]
+"""State of the ack window of a position, and everything else that a snapshot contains."""
 _ClassState = tuple[int, tuple[int, object]]
 """Durable floor of a class; its head, and everything else that a snapshot contains."""
 
@@ -84,7 +86,7 @@ class Checkpointer:
         """Classes without messages in their recorded state."""
         self._class_headers: dict[int, object] = {}
         """Recorded `_class_header` of each class, compared when a durable is created or removed."""
-        self._position_states: dict[int, dict[_PositionKey, tuple[Position, object]]] = {}
+        self._position_states: dict[int, dict[_PositionKey, tuple[Position, _PositionState]]] = {}
         """Recorded state of each durable, by class."""
         self.next_full_scan = float("-inf")
         """Time of the next scan, or of the next portion of the current one, by the broker's clock.
@@ -390,12 +392,12 @@ class Checkpointer:
             cls = self._broker.classes.get(position.class_id)
             key = position.class_id, position.durable, position.group
             recorded_states = self._position_states.get(position.class_id, {})
-            _, recorded = recorded_states.get(key, (None, None))
+            recorded = recorded_states.get(key)
             if cls is None or (
                 position.durable and (position not in cls.positions or not recorded)
             ):
                 del self._progressed[position]  # It has ended, or is recorded as a new durable.
-            elif position.durable and _is_window_sufficient(position, recorded):
+            elif recorded and _is_window_sufficient(position, recorded[1]):
                 del self._progressed[position]
                 window = WindowSnapshot.from_window(position.window)
                 changes.progress.append(ProgressSnapshot(*key, window))
@@ -614,18 +616,18 @@ def _class_state(cls: MessageClass, durable_position: int) -> _ClassState:
     )
 
 
-def _is_window_sufficient(position: Position, recorded: object) -> bool:
+def _is_window_sufficient(position: Position, recorded: _PositionState) -> bool:
     """Return True if only the window of a durable may differ from its recorded state.
 
-    Delivery attempts need no record in this case: recovery counts each unacked message behind the
-    cursor as sent once.
+    Messages that were sent for the first time need no record of their delivery attempts, unless
+    they had waited before: recovery counts each other unacked message behind the cursor as sent
+    once.
     """
-    assert isinstance(recorded, tuple)
-    recorded_dead_letter_count = recorded[-1]
-    return not (
+    _, recorded_rest = recorded
+    _, rest = _position_state(position)
+    return rest == recorded_rest and not (
         position.is_shared
         or position.unacked.has_waiting
-        or recorded_dead_letter_count
         or position.window.flagged_span > PROGRESS_WINDOW_MESSAGES
     )
 
@@ -640,18 +642,16 @@ def _has_durables(cls: MessageClass) -> bool:
     return bool(cls.named_positions) and any(durable for durable, _ in cls.named_positions)
 
 
-def _position_state(position: Position) -> object:
+def _position_state(position: Position) -> _PositionState:
     """Return a value that changes with the recorded state of a position."""
     window = position.window
-    return (
-        window.floor,
-        window.cursor,
-        window.in_flight_count,
+    return (window.floor, window.cursor, window.in_flight_count), (
         position.redelivered_count,
         position.nack_count,
         position.delivery_policy,
         position.idle_seconds,
         position.owner,
+        position.unacked.has_waiting,
         len(position.unacked.pending_dead_letters),
     )
 

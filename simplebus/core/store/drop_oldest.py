@@ -1,8 +1,9 @@
 """Full-class policy `drop_oldest`: the oldest messages make space for new ones.
 
 A class drops its oldest messages for each of its positions. With very many positions, it does so in
-several turns, and new messages are parked meanwhile. A class with last values always drops at once:
-the values are copied, and no message may be stored between a value and its copy.
+several turns, and new messages are parked meanwhile. Such a drop begins like a purge: new positions
+do not receive the messages, and recovery completes the drop. A class with last values always drops
+at once: the values are copied, and no message may be stored between a value and its copy.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from simplebus.core.limits import (
     DROPPED_SINGLY_POSITIONS_MAX,
     POSITIONS_PER_TURN,
 )
+from simplebus.core.message_class.purge import begin_purge
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.store import compaction
@@ -111,6 +113,7 @@ class OldestMessageDropper:
             cls.dropped_counts[Reason.DROP_OLDEST] += floor - needed
             cost = len(lagging) + _measure_groups(cls)
             if can_wait and cost > self.cost_per_turn and not cls.has_last_values:
+                begin_purge(cls, cls.first_sequence, floor, self._store.commit_log)
                 self._partial_drops[cls] = _PartialDrop(floor, _drop_in_steps(cls, lagging, floor))
                 break
             copied = compactor.copy_before_drop(floor)
@@ -159,12 +162,9 @@ class OldestMessageDropper:
             if cost_max <= 0:
                 break
         else:
-            if not (lagging := _list_lagging(cls, drop.floor)):
-                _release_dropped(cls, drop.floor)
-                self._store.publish_queue.retry(cls)
-                return
-            # New ones began at dropped messages.
-            drop.steps = _drop_in_steps(cls, lagging, drop.floor)
+            _release_dropped(cls, drop.floor)
+            self._store.publish_queue.retry(cls)
+            return
         self._partial_drops[cls] = drop  # The other classes continue first.
 
 
