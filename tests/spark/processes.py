@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from simplebus.testing.server import until
 
@@ -68,22 +69,42 @@ def _sockets(session: int) -> dict[str, int]:
     return found
 
 
-def _connections() -> Iterator[tuple[str, int, str, str]]:
-    """Yield the local address in hexadecimal, port, state and inode of every TCP socket."""
+class _TcpSocket(NamedTuple):
+    """TCP socket of any process."""
+
+    address: str
+    """Local address, in hexadecimal."""
+    port: int
+    remote_port: int
+    state: str
+    inode: str
+
+
+def _tcp_sockets() -> Iterator[_TcpSocket]:
+    """Yield every TCP socket."""
     for table in ("tcp", "tcp6"):
         for line in (PROC / "net" / table).read_text().splitlines()[1:]:
             words = line.split()
             address, _, port = words[1].rpartition(":")
-            yield address, int(port, 16), words[3], words[9]
+            remote_port = words[2].rpartition(":")[2]
+            yield _TcpSocket(address, int(port, 16), int(remote_port, 16), words[3], words[9])
 
 
-def holders(session: int, ports: set[int]) -> dict[int, int]:
-    """Return the process of a session that holds the socket of each of these local ports."""
+def find_holders(session: int, ports: set[int], remote_port: int) -> dict[int, int]:
+    """Return the process of a session that holds each of these connections, by local port.
+
+    Connections to other servers may have the same local ports.
+
+    Args:
+        session: The session.
+        ports: Local ports of the connections.
+        remote_port: Port of their server.
+    """
     sockets = _sockets(session)
     return {
-        port: sockets[inode]
-        for _, port, _, inode in _connections()
-        if port in ports and inode in sockets
+        each.port: sockets[each.inode]
+        for each in _tcp_sockets()
+        if each.port in ports and each.remote_port == remote_port and each.inode in sockets
     }
 
 
@@ -91,9 +112,7 @@ def listening(session: int) -> set[str]:
     """Return the addresses, in hexadecimal, at which processes of a session listen."""
     sockets = _sockets(session)
     return {
-        address
-        for address, _, state, inode in _connections()
-        if state == _LISTEN and inode in sockets
+        each.address for each in _tcp_sockets() if each.state == _LISTEN and each.inode in sockets
     }
 
 

@@ -35,7 +35,14 @@ from simplebus.testing.server import BusServer, bus_server, until
 from tests.client.faulty_server import FaultyProxy, faulty_proxy
 from tests.spark.driver_program import Place, queries
 from tests.spark.paused_queries import hold, is_held, package
-from tests.spark.processes import ancestors, command, end_session, holders, listening, of_session
+from tests.spark.processes import (
+    ancestors,
+    command,
+    end_session,
+    find_holders,
+    listening,
+    of_session,
+)
 from tests.support.programs import ROOT, environment
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -181,7 +188,8 @@ def look_at(found: Scene, driver: Driver, way: FaultyProxy) -> None:
     driver.until(lambda: all(is_held(place.at(at)) for at in HOLDS))
     driver.until(lambda: len(way.stalled_ports) == 2)
     driver.until(lambda: bool(found.stored("torn copied")))
-    tasks = holders(driver.session, set(way.stalled_ports))
+    proxy_port = int(way.address.rpartition(":")[2])
+    tasks = find_holders(driver.session, set(way.stalled_ports), proxy_port)
     jvms = [next(p for p in ancestors(pid) if "java" in command(p)) for pid in tasks.values()]
     assert len(set(tasks.values())) == 2
     found.readers = set(jvms)
