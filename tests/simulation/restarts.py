@@ -32,6 +32,10 @@ class BrokenPromiseError(AssertionError):
     """A promise was broken."""
 
 
+_Attempts = list[tuple[PositionHistory, dict[int, int]]]
+"""Number of deliveries of each message of several durables."""
+
+
 class RestartChecks:
     """History of one bus, and the checks after each restart."""
 
@@ -72,9 +76,11 @@ class RestartChecks:
         """Messages below these sequences were durable."""
         self._ended = ""
         self._floors: dict[int, int] = {}
+        """Messages below these sequences were not needed any more."""
         self._drop_floors: dict[int, int] = {}
         """Sequences below which classes were dropping messages when a process ended."""
-        """Messages below these sequences were not needed any more."""
+        self._recorded_deliveries: list[tuple[int, _Attempts]] = []
+        """By write batch, ascending: deliveries of durables that the batches up to it contain."""
         self.was_ever_lossy = False
         """True if any process may have lost confirmed messages."""
         self._damaged: tuple[int, range] | None = None
@@ -107,6 +113,8 @@ class RestartChecks:
 
     def _end(self, broker: Broker, ending: str) -> None:
         self._ended = ending
+        if broker.commit_log is not None:
+            self._forget_older_deliveries()
         self._floors = {class_id: cls.ring.floor for class_id, cls in broker.classes.items()}
         self._drop_floors |= {class_id: self._drop_floor(class_id) for class_id in broker.classes}
         heads = {class_id: cls.ring.head for class_id, cls in broker.classes.items()}
@@ -116,6 +124,30 @@ class RestartChecks:
             if commit_log is None
             else {k: commit_log.durable_head(k, n) for k, n in heads.items()}
         )
+
+    def deliveries_recorded(self, batch_number: int) -> None:
+        """Record that all deliveries so far are in write batches up to this one."""
+        attempts = [
+            (position_history, position_history.attempts.copy())
+            for position_history in self.position_histories.values()
+            if position_history.durable
+        ]
+        self._forget_older_deliveries()
+        self._recorded_deliveries.append((batch_number, attempts))
+
+    def _forget_older_deliveries(self) -> None:
+        """Forget recorded deliveries, except those in the latest durable batches and later ones."""
+        recorded, commit_log = self._recorded_deliveries, self.broker.commit_log
+        assert commit_log is not None
+        while len(recorded) > 1 and recorded[1][0] <= commit_log.durable_position:
+            del recorded[0]
+
+    def _durable_deliveries(self, position_history: PositionHistory) -> dict[int, int]:
+        """Return the attempts of a durable that the last process has made durable."""
+        for each, attempts in self._recorded_deliveries[0][1] if self._recorded_deliveries else ():
+            if each is position_history:
+                return attempts
+        return {}
 
     def record_damage(self, class_id: int, sequences: range, *, may_end_class: bool) -> None:
         """Record that the medium has damaged stored messages.
@@ -164,8 +196,13 @@ class RestartChecks:
         lossy, self._lossy = self._lossy, False
         for class_id in sorted(self.messages):
             self._recovered(class_id, lossy)
+        if lossy or self._damaged is not None:
+            self._recorded_deliveries.clear()
         for key, position_history in list(self.position_histories.items()):
             self._place_recovered(key, position_history, lossy)
+        self._recorded_deliveries.clear()
+        if broker.commit_log is not None:
+            self.deliveries_recorded(broker.commit_log.last_batch_number)
         self._find_dead_letters()
         if self._damaged is not None:
             self._check_damage_report(*self._damaged)
@@ -298,9 +335,10 @@ class RestartChecks:
         position_history.ever_acked = {s for s in position_history.ever_acked if s < head}
         position_history.ever_sent = {s for s in position_history.ever_sent if s < head}
         position_history.dropped = {s for s in position_history.dropped if s < head}
-        position_history.attempts = {
-            s: n for s, n in position_history.attempts.items() if was_stopped and s < head
-        }
+        attempts = (
+            position_history.attempts if was_stopped else self._durable_deliveries(position_history)
+        )
+        position_history.attempts = {s: n for s, n in attempts.items() if s < head}
         position_history.sent.clear()
         position_history.excused.clear()
         position_history.rejected.clear()

@@ -16,7 +16,8 @@ from dataclasses import replace
 from unittest import mock
 
 from simplebus.core.broker.broker import NO_ACTIONS, Broker, Settings
-from simplebus.core.commit_log import CommitLog
+from simplebus.core.checkpoint import Checkpointer
+from simplebus.core.commit_log import CommitLog, WriteBatch
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.durability import Durability
@@ -180,6 +181,18 @@ class SimulatedServer(Endpoint):
         self._recovered_batch_number = self.broker.commit_log.last_batch_number
         self.journal_pump._last_written = self._recovered_batch_number
         self.journal_pump._call_soon = SteppedTrioToken(self).run_sync_soon
+        self._observe_write_batches(self.journal_pump._checkpointer)
+
+    def _observe_write_batches(self, checkpointer: Checkpointer) -> None:
+        build_write_batch = checkpointer.build_write_batch
+
+        def build_and_observe(*, is_last: bool = False) -> WriteBatch | None:
+            batch = build_write_batch(is_last=is_last)
+            if batch is not None and not checkpointer.has_unrecorded_progress:
+                self.promises.deliveries_recorded(batch.number)
+            return batch
+
+        checkpointer.build_write_batch = build_and_observe  # type: ignore[method-assign]
 
     def _watch(self) -> None:
         """Observe stored messages at once, because they may be dropped in the same turn."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from simplebus.core import restore
+from simplebus.core import checkpoint, restore
 from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import CommitLog, JournalEntry
 from simplebus.core.group.group import Group, GroupMember
@@ -153,6 +153,10 @@ def forget_attempts(original: Original) -> Original:
     return lambda first, last, attempts, **kwargs: original(first, last, [], **kwargs)
 
 
+def record_only_windows(original: Original) -> Original:
+    return lambda position, recorded: not position.is_shared
+
+
 def keep_old_heads(original: Original) -> Original:
     return lambda checkpointer, collected: collected
 
@@ -278,6 +282,14 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         CUT,
     ),
     (restore, "spans_by_attempts", forget_attempts, "deliveries are counted", 100, STOPPED),
+    (
+        checkpoint,
+        "_is_window_sufficient",
+        record_only_windows,
+        "deliveries are counted",
+        101,
+        KILLED,
+    ),
     (
         CommitLog,
         "append_refusal",
