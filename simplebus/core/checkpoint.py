@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
@@ -65,10 +65,17 @@ if TYPE_CHECKING:
     from simplebus.core.broker.broker import Broker
 
 _PositionKey = tuple[int, str, str]
-_PositionState = tuple[object, object]
-"""State of the ack window of a position, and everything else that a snapshot contains."""
 _ClassState = tuple[int, tuple[int, object]]
 """Durable floor of a class; its head, and everything else that a snapshot contains."""
+
+
+class _PositionState(NamedTuple):
+    """Values that change with the recorded state of a position."""
+
+    window: object
+    """Changes with the ack window."""
+    rest: object
+    """Changes with everything else."""
 
 
 class Checkpointer:
@@ -392,12 +399,12 @@ class Checkpointer:
             cls = self._broker.classes.get(position.class_id)
             key = position.class_id, position.durable, position.group
             recorded_states = self._position_states.get(position.class_id, {})
-            recorded = recorded_states.get(key)
+            _, recorded = recorded_states.get(key, (None, None))
             if cls is None or (
                 position.durable and (position not in cls.positions or not recorded)
             ):
                 del self._progressed[position]  # It has ended, or is recorded as a new durable.
-            elif recorded and _is_window_sufficient(position, recorded[1]):
+            elif recorded is not None and _is_window_sufficient(position, recorded):
                 del self._progressed[position]
                 window = WindowSnapshot.from_window(position.window)
                 changes.progress.append(ProgressSnapshot(*key, window))
@@ -617,15 +624,14 @@ def _class_state(cls: MessageClass, durable_position: int) -> _ClassState:
 
 
 def _is_window_sufficient(position: Position, recorded: _PositionState) -> bool:
-    """Return True if only the window of a durable may differ from its recorded state.
+    """Return True if it is enough to record the window of a durable.
 
-    Messages that were sent for the first time need no record of their delivery attempts, unless
-    they had waited before: recovery counts each other unacked message behind the cursor as sent
-    once.
+    Recovery counts an unacked message behind the cursor as sent once, unless the last complete
+    record states other attempts. So the window is not enough if messages were redelivered or
+    rejected since that record, or if some wait to be sent, now or in that record. The cursor of a
+    group passes messages before they are sent.
     """
-    _, recorded_rest = recorded
-    _, rest = _position_state(position)
-    return rest == recorded_rest and not (
+    return _position_state(position).rest == recorded.rest and not (
         position.is_shared
         or position.unacked.has_waiting
         or position.window.flagged_span > PROGRESS_WINDOW_MESSAGES
@@ -643,16 +649,18 @@ def _has_durables(cls: MessageClass) -> bool:
 
 
 def _position_state(position: Position) -> _PositionState:
-    """Return a value that changes with the recorded state of a position."""
     window = position.window
-    return (window.floor, window.cursor, window.in_flight_count), (
-        position.redelivered_count,
-        position.nack_count,
-        position.delivery_policy,
-        position.idle_seconds,
-        position.owner,
-        position.unacked.has_waiting,
-        len(position.unacked.pending_dead_letters),
+    return _PositionState(
+        window=(window.floor, window.cursor, window.in_flight_count),
+        rest=(
+            position.redelivered_count,
+            position.nack_count,
+            position.delivery_policy,
+            position.idle_seconds,
+            position.owner,
+            position.unacked.has_waiting,
+            len(position.unacked.pending_dead_letters),
+        ),
     )
 
 

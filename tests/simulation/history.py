@@ -49,7 +49,7 @@ class Delivery:
     """True if only an ack or its timeout ends it: it was not nacked."""
 
 
-@dataclass
+@dataclass(eq=False)
 class PositionHistory:
     """Records about one position."""
 

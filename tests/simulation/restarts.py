@@ -32,8 +32,8 @@ class BrokenPromiseError(AssertionError):
     """A promise was broken."""
 
 
-_Attempts = list[tuple[PositionHistory, dict[int, int]]]
-"""Number of deliveries of each message of several durables."""
+_Attempts = dict[PositionHistory, dict[int, int]]
+"""Number of deliveries, by durable and sequence."""
 
 
 class RestartChecks:
@@ -79,8 +79,11 @@ class RestartChecks:
         """Messages below these sequences were not needed any more."""
         self._drop_floors: dict[int, int] = {}
         """Sequences below which classes were dropping messages when a process ended."""
-        self._recorded_deliveries: list[tuple[int, _Attempts]] = []
-        """By write batch, ascending: deliveries of durables that the batches up to it contain."""
+        self._recorded_attempts: list[tuple[int, _Attempts]] = []
+        """Numbers of write batches, ascending, and the deliveries that batches up to them contain.
+        """
+        self._durable_attempts: _Attempts = {}
+        """Deliveries that the next process must know."""
         self.was_ever_lossy = False
         """True if any process may have lost confirmed messages."""
         self._damaged: tuple[int, range] | None = None
@@ -113,8 +116,6 @@ class RestartChecks:
 
     def _end(self, broker: Broker, ending: str) -> None:
         self._ended = ending
-        if broker.commit_log is not None:
-            self._forget_older_deliveries()
         self._floors = {class_id: cls.ring.floor for class_id, cls in broker.classes.items()}
         self._drop_floors |= {class_id: self._drop_floor(class_id) for class_id in broker.classes}
         heads = {class_id: cls.ring.head for class_id, cls in broker.classes.items()}
@@ -124,30 +125,24 @@ class RestartChecks:
             if commit_log is None
             else {k: commit_log.durable_head(k, n) for k, n in heads.items()}
         )
+        self._durable_attempts = {}
+        if ending == "stopped":
+            self._durable_attempts = self._copy_attempts()
+        elif commit_log is not None:
+            for batch_number, attempts in self._recorded_attempts:
+                if batch_number <= commit_log.durable_position:
+                    self._durable_attempts = attempts
 
     def deliveries_recorded(self, batch_number: int) -> None:
-        """Record that all deliveries so far are in write batches up to this one."""
-        attempts = [
-            (position_history, position_history.attempts.copy())
+        """Record that write batches up to this one contain all deliveries so far."""
+        self._recorded_attempts.append((batch_number, self._copy_attempts()))
+
+    def _copy_attempts(self) -> _Attempts:
+        return {
+            position_history: position_history.attempts.copy()
             for position_history in self.position_histories.values()
             if position_history.durable
-        ]
-        self._forget_older_deliveries()
-        self._recorded_deliveries.append((batch_number, attempts))
-
-    def _forget_older_deliveries(self) -> None:
-        """Forget recorded deliveries, except those in the latest durable batches and later ones."""
-        recorded, commit_log = self._recorded_deliveries, self.broker.commit_log
-        assert commit_log is not None
-        while len(recorded) > 1 and recorded[1][0] <= commit_log.durable_position:
-            del recorded[0]
-
-    def _durable_deliveries(self, position_history: PositionHistory) -> dict[int, int]:
-        """Return the attempts of a durable that the last process has made durable."""
-        for each, attempts in self._recorded_deliveries[0][1] if self._recorded_deliveries else ():
-            if each is position_history:
-                return attempts
-        return {}
+        }
 
     def record_damage(self, class_id: int, sequences: range, *, may_end_class: bool) -> None:
         """Record that the medium has damaged stored messages.
@@ -197,10 +192,10 @@ class RestartChecks:
         for class_id in sorted(self.messages):
             self._recovered(class_id, lossy)
         if lossy or self._damaged is not None:
-            self._recorded_deliveries.clear()
+            self._durable_attempts = {}
         for key, position_history in list(self.position_histories.items()):
             self._place_recovered(key, position_history, lossy)
-        self._recorded_deliveries.clear()
+        self._recorded_attempts.clear()
         if broker.commit_log is not None:
             self.deliveries_recorded(broker.commit_log.last_batch_number)
         self._find_dead_letters()
@@ -335,9 +330,7 @@ class RestartChecks:
         position_history.ever_acked = {s for s in position_history.ever_acked if s < head}
         position_history.ever_sent = {s for s in position_history.ever_sent if s < head}
         position_history.dropped = {s for s in position_history.dropped if s < head}
-        attempts = (
-            position_history.attempts if was_stopped else self._durable_deliveries(position_history)
-        )
+        attempts = self._durable_attempts.get(position_history, {})
         position_history.attempts = {s: n for s, n in attempts.items() if s < head}
         position_history.sent.clear()
         position_history.excused.clear()

@@ -184,6 +184,7 @@ class SimulatedServer(Endpoint):
         self._observe_write_batches(self.journal_pump._checkpointer)
 
     def _observe_write_batches(self, checkpointer: Checkpointer) -> None:
+        """Report each write batch that leaves no delivery unrecorded."""
         build_write_batch = checkpointer.build_write_batch
 
         def build_and_observe(*, is_last: bool = False) -> WriteBatch | None:

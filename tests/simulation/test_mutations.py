@@ -154,6 +154,7 @@ def forget_attempts(original: Original) -> Original:
 
 
 def record_only_windows(original: Original) -> Original:
+    # Not for groups: their cursors pass messages before they are sent.
     return lambda position, recorded: not position.is_shared
 
 

@@ -70,41 +70,38 @@ def _sockets(session: int) -> dict[str, int]:
 
 
 class _TcpSocket(NamedTuple):
-    """TCP socket of any process."""
+    """Row of `/proc/net/tcp` or `/proc/net/tcp6`."""
 
-    address: str
-    """Local address, in hexadecimal."""
-    port: int
+    local_address: str
+    """In hexadecimal."""
+    local_port: int
     remote_port: int
     state: str
+    """In hexadecimal: `_LISTEN` for a listener."""
     inode: str
 
 
 def _tcp_sockets() -> Iterator[_TcpSocket]:
-    """Yield every TCP socket."""
     for table in ("tcp", "tcp6"):
         for line in (PROC / "net" / table).read_text().splitlines()[1:]:
             words = line.split()
-            address, _, port = words[1].rpartition(":")
-            remote_port = words[2].rpartition(":")[2]
-            yield _TcpSocket(address, int(port, 16), int(remote_port, 16), words[3], words[9])
+            address, _, local_port = words[1].rpartition(":")
+            _, _, remote_port = words[2].rpartition(":")
+            yield _TcpSocket(address, int(local_port, 16), int(remote_port, 16), words[3], words[9])
 
 
-def find_holders(session: int, ports: set[int], remote_port: int) -> dict[int, int]:
-    """Return the process of a session that holds each of these connections, by local port.
+def find_connected(session: int, local_ports: set[int], remote_port: int) -> set[int]:
+    """Return the processes of a session that are connected from `local_ports` to `remote_port`.
 
-    Connections to other servers may have the same local ports.
-
-    Args:
-        session: The session.
-        ports: Local ports of the connections.
-        remote_port: Port of their server.
+    A local port is not enough: connections to different servers may share it.
     """
-    sockets = _sockets(session)
+    process_by_inode = _sockets(session)
     return {
-        each.port: sockets[each.inode]
-        for each in _tcp_sockets()
-        if each.port in ports and each.remote_port == remote_port and each.inode in sockets
+        process_by_inode[row.inode]
+        for row in _tcp_sockets()
+        if row.local_port in local_ports
+        and row.remote_port == remote_port
+        and row.inode in process_by_inode
     }
 
 

@@ -39,7 +39,7 @@ from tests.spark.processes import (
     ancestors,
     command,
     end_session,
-    find_holders,
+    find_connected,
     listening,
     of_session,
 )
@@ -189,9 +189,9 @@ def look_at(found: Scene, driver: Driver, way: FaultyProxy) -> None:
     driver.until(lambda: len(way.stalled_ports) == 2)
     driver.until(lambda: bool(found.stored("torn copied")))
     proxy_port = int(way.address.rpartition(":")[2])
-    tasks = find_holders(driver.session, set(way.stalled_ports), proxy_port)
-    jvms = [next(p for p in ancestors(pid) if "java" in command(p)) for pid in tasks.values()]
-    assert len(set(tasks.values())) == 2
+    tasks = find_connected(driver.session, set(way.stalled_ports), proxy_port)
+    jvms = [next(p for p in ancestors(pid) if "java" in command(p)) for pid in tasks]
+    assert len(tasks) == 2
     found.readers = set(jvms)
     found.addresses = listening(driver.session)
     found.copied = {name: found.stored(f"{name} copied") for name in ("published", "torn")}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simplebus.core.limits import CHECKPOINT_PAUSE_SECONDS, Limits
+from simplebus.core.limits import PROGRESS_SECONDS, Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.subscription import unacked_messages
 from tests.behaviour.wire_peer import numbered
@@ -16,7 +16,11 @@ from tests.storage.journaled_broker import START, KeptBus
 
 CLASS_MESSAGES = 24
 DROPPED_COUNT = 12
-KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "durable": {},
+    "group": {"group": "g"},
+    "key-ordered group": {"group": "g", "by_key": True},
+}
 
 
 def create_bus(path: Path, *, now: float = START) -> KeptBus:
@@ -44,20 +48,22 @@ def receive_attempts(peers: list[Version2Peer]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-@pytest.mark.parametrize("turns", range(6))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("turn_count", range(6))
+@pytest.mark.parametrize("kind", OPTIONS)
 def test_recovery_completes_a_drop(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    kind: dict[str, Any],
-    turns: int,
+    kind: str,
+    turn_count: int,
     is_stopped: bool,
 ) -> None:
     monkeypatch.setattr(unacked_messages, "RECLAIMED_MEMBERS_PER_TURN", 1)
+    subscribe_reader = subscribe(1, 5, durable="d", **OPTIONS[kind])
     bus = create_bus(tmp_path)
-    others = connect_version2(bus, subscribe(1, 1, durable="a"), subscribe(1, 2, durable="b"))
+    # More positions, so that the drop takes several turns.
+    connect_version2(bus, subscribe(1, 1, durable="a"), subscribe(1, 2, durable="b"))
     readers = [
-        connect_version2(bus, subscribe(1, 5, durable="d", **kind)) for _ in range(2 if kind else 1)
+        connect_version2(bus, subscribe_reader) for _ in range(1 if kind == "durable" else 2)
     ]
     bus.sync()
     publisher = connect_version2(bus, publish(1, 0, *numbered(CLASS_MESSAGES)), name="till")
@@ -70,21 +76,25 @@ def test_recovery_completes_a_drop(
     bus.sync()
 
     publisher.send(publish(1, CLASS_MESSAGES, *numbered(DROPPED_COUNT)))
-    for _ in range(turns):
+    for _ in range(turn_count):
         if bus.broker.store.oldest_dropper.has_waiting:
             bus.broker.store.continue_deferred_work()
-    is_complete = not bus.broker.store.oldest_dropper.has_waiting
-    bus.broker.clock.now += CHECKPOINT_PAUSE_SECONDS
+    is_drop_complete = not bus.broker.store.oldest_dropper.has_waiting
+    bus.broker.clock.now += PROGRESS_SECONDS  # The next batch records all deliveries.
     bus.sync()
-    bus.close() if is_stopped else bus.crash()
+    if is_stopped:
+        bus.close()
+    else:
+        bus.crash()
 
-    bus = create_bus(tmp_path, now=START + 3600)
-    readers = [connect_version2(bus, subscribe(1, 5, durable="d", **kind))]
+    bus = create_bus(tmp_path, now=START + 3600)  # No redelivery is delayed any more.
+    reader = connect_version2(bus, subscribe_reader)
     finish_deferred_work(bus)
-    sent_before = dict.fromkeys(range(DROPPED_COUNT, CLASS_MESSAGES), 3)
-    stored = range(CLASS_MESSAGES, CLASS_MESSAGES + DROPPED_COUNT) if is_complete else ()
-    assert receive_attempts(readers) == sent_before | dict.fromkeys(stored, 1)
+    redelivered = dict.fromkeys(range(DROPPED_COUNT, CLASS_MESSAGES), 3)
+    # Before the drop is complete, new messages are not stored: the publisher sends them again.
+    new_count = DROPPED_COUNT if is_drop_complete else 0
+    new = dict.fromkeys(range(CLASS_MESSAGES, CLASS_MESSAGES + new_count), 1)
+    assert receive_attempts([reader]) == redelivered | new
     ring = bus.broker.classes[1].ring
-    assert (ring.floor, ring.head) == (DROPPED_COUNT, CLASS_MESSAGES + len(stored))
+    assert (ring.floor, ring.head) == (DROPPED_COUNT, CLASS_MESSAGES + new_count)
     bus.crash()
-    assert not others.session.is_closed

@@ -50,9 +50,12 @@ def purge_in_parts(
             f"class {cls.label} has {purged.range_count} purged ranges between stored messages, "
             f"{PURGED_RANGES_MAX} are allowed; purge or acknowledge the oldest messages first",
         )
-    count = begin_purge(cls, requested_first, last, commit_log)
+    if commit_log is not None and requested_first < last:
+        # Released messages included: the acks that released them may not be written yet.
+        commit_log.append_purge(cls.class_id, requested_first, last)
     if first >= last:
         return 0
+    count = mark_purged(cls, first, last)
     cls.dropped_counts[Reason.PURGED] += count
     for number, position in enumerate(list(cls.positions), 1):
         yield from position.unacked.discard_held_in_parts(first, last)
@@ -70,26 +73,19 @@ def purge_in_parts(
     return count
 
 
-def begin_purge(cls: MessageClass, first: int, last: int, commit_log: CommitLog | None) -> int:
-    """Have new positions not receive the messages first..last-1, and log their purge.
+def mark_purged(cls: MessageClass, first: int, last: int) -> int:
+    """Mark the stored messages first..last-1 as purged: new positions do not receive them.
 
-    The caller must remove the messages from the existing positions. Recovery does so as well, even
-    if the caller has removed them from some positions only.
+    The caller must remove the messages from the existing positions.
 
     Returns:
         The number of messages that were not purged before.
     """
-    if commit_log is not None and first < last:
-        # Released messages included: the acks that released them may not be written yet.
-        commit_log.append_purge(cls.class_id, first, last)
-    purged, first = cls.purged_sequences, max(first, cls.first_sequence)
-    if first >= last:
-        return 0
-    count_before = len(purged)
-    purged.add(first, last)
+    count_before = len(cls.purged_sequences)
+    cls.purged_sequences.add(first, last)
     if cls.has_last_values:
         cls.last_values.discard_range(first, last)
-    return len(purged) - count_before
+    return len(cls.purged_sequences) - count_before
 
 
 def _purge_backlog(cls: MessageClass, first: int, last: int) -> None:

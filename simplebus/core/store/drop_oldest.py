@@ -1,9 +1,10 @@
 """Full-class policy `drop_oldest`: the oldest messages make space for new ones.
 
 A class drops its oldest messages for each of its positions. With very many positions, it does so in
-several turns, and new messages are parked meanwhile. Such a drop begins like a purge: new positions
-do not receive the messages, and recovery completes the drop. A class with last values always drops
-at once: the values are copied, and no message may be stored between a value and its copy.
+several turns, and new messages are parked meanwhile. A drop in several turns is logged as a purge
+when it begins: new positions do not receive the dropped messages, and if the server ends before the
+last turn, recovery completes the drop. A class with last values always drops at once: the values
+are copied, and no message may be stored between a value and its copy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from simplebus.core.limits import (
     DROPPED_SINGLY_POSITIONS_MAX,
     POSITIONS_PER_TURN,
 )
-from simplebus.core.message_class.purge import begin_purge
+from simplebus.core.message_class.purge import mark_purged
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.store import compaction
@@ -113,7 +114,9 @@ class OldestMessageDropper:
             cls.dropped_counts[Reason.DROP_OLDEST] += floor - needed
             cost = len(lagging) + _measure_groups(cls)
             if can_wait and cost > self.cost_per_turn and not cls.has_last_values:
-                begin_purge(cls, cls.first_sequence, floor, self._store.commit_log)
+                mark_purged(cls, cls.first_sequence, floor)
+                if self._store.commit_log is not None:
+                    self._store.commit_log.append_purge(cls.class_id, cls.first_sequence, floor)
                 self._partial_drops[cls] = _PartialDrop(floor, _drop_in_steps(cls, lagging, floor))
                 break
             copied = compactor.copy_before_drop(floor)
@@ -160,12 +163,10 @@ class OldestMessageDropper:
         for cost in drop.steps:
             cost_max -= cost
             if cost_max <= 0:
-                break
-        else:
-            _release_dropped(cls, drop.floor)
-            self._store.publish_queue.retry(cls)
-            return
-        self._partial_drops[cls] = drop  # The other classes continue first.
+                self._partial_drops[cls] = drop  # The other classes continue first.
+                return
+        _release_dropped(cls, drop.floor)
+        self._store.publish_queue.retry(cls)
 
 
 def _drop_in_steps(cls: MessageClass, positions: list[Position], floor: int) -> Iterator[int]:
