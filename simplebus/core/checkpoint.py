@@ -631,10 +631,11 @@ def _is_window_sufficient(position: Position, recorded: _PositionState) -> bool:
     rejected since that record, or if some wait to be sent, now or in that record. The cursor of a
     group passes messages before they are sent.
     """
-    return _position_state(position).rest == recorded.rest and not (
+    return not (
         position.is_shared
         or position.unacked.has_waiting
         or position.window.flagged_span > PROGRESS_WINDOW_MESSAGES
+        or _state_except_window(position) != recorded.rest
     )
 
 
@@ -652,15 +653,19 @@ def _position_state(position: Position) -> _PositionState:
     window = position.window
     return _PositionState(
         window=(window.floor, window.cursor, window.in_flight_count),
-        rest=(
-            position.redelivered_count,
-            position.nack_count,
-            position.delivery_policy,
-            position.idle_seconds,
-            position.owner,
-            position.unacked.has_waiting,
-            len(position.unacked.pending_dead_letters),
-        ),
+        rest=_state_except_window(position),
+    )
+
+
+def _state_except_window(position: Position) -> object:
+    return (
+        position.redelivered_count,
+        position.nack_count,
+        position.delivery_policy,
+        position.idle_seconds,
+        position.owner,
+        position.unacked.has_waiting,
+        len(position.unacked.pending_dead_letters),
     )
 
 
