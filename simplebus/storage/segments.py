@@ -24,6 +24,8 @@ from simplebus.storage.file_names import file_name, file_number
 from simplebus.storage.records import EndOfRecords, Record, RecordKind
 
 _CLASS_KINDS = (RecordKind.MESSAGES, RecordKind.GAP)
+_NO_DATA = "no data before later records"
+"""Problem of a file in which a block of zeros has replaced records."""
 
 OTHER_PUBLISHERS = ""
 """Key in the second result of `read_state` for all publishers without an entry.
@@ -196,7 +198,7 @@ def read_state(
                 for producer in changes.producers
             )
             record = records.read_record(data, record.end, salt=salt)
-            if isinstance(record, EndOfRecords) and record.problem:
+            if isinstance(record, EndOfRecords):
                 stored = stored_batches(state, snapshot_batch, Durability.MEMORY, boot_id)
                 record = _skip_damaged_changes(path, data, record, state, stored, found, salt)
         return state, first_new_batches
@@ -212,7 +214,7 @@ def _skip_damaged_changes(
     found: RecoveryResult,
     salt: int,
 ) -> Record | EndOfRecords:
-    """Report damage of a state file. Returns the next record if it was stored."""
+    """Report damage of a state file, if there is any. Returns the next record if it was stored."""
     intact = [
         record
         for record in records.find_records(
@@ -226,7 +228,10 @@ def _skip_damaged_changes(
         )
         if record.batch_number > state.batch_number
     ]
-    sentence = f"{path}: {damage.problem} at byte {damage.offset}; skipped "
+    if not damage.problem and not intact:
+        return damage
+    problem = damage.problem or _NO_DATA
+    sentence = f"{path}: {problem} at byte {damage.offset}; skipped "
     if intact and stored.contains(intact[0].batch_number, intact[-1].batch_number):
         count = intact[0].offset - damage.offset
         found.problems.append(f"{sentence}{count} bytes of changes of durables and publishers")
@@ -359,9 +364,10 @@ class SegmentChain:
                 problem = record.problem
                 if not problem and is_torn:  # A power failure may have removed later records.
                     problem = "no data after a damaged record"
-                if not problem:
-                    break
                 intact = self._intact_records_after(data, position, next_first, batch_number)
+                if not problem and not intact:
+                    break
+                problem = problem or _NO_DATA
                 end = intact[-1].last if intact else self.head
                 can_continue = bool(intact) and self._can_continue_at(intact[0], intact[-1])
                 if can_continue:

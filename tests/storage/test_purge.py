@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from simplebus.core import checkpoint
-from simplebus.core.limits import CHECKPOINT_PAUSE_SECONDS
+from simplebus.core.limits import (
+    CHECKPOINT_PAUSE_SECONDS,
+    CHECKPOINT_SECONDS,
+    PROGRESS_SECONDS,
+)
 from simplebus.core.message_class import purge as message_class_purge
 from simplebus.core.settings import Retention, Settings
 from tests.behaviour.wire_peer import numbered
@@ -110,6 +114,34 @@ def test_purge_does_not_affect_reused_sequences(tmp_path: Path) -> None:
     bus.crash()
     bus = KeptBus(tmp_path)
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1]
+    bus.crash()
+
+
+def test_recovery_does_not_limit_purged_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ack frees a purged range, and another purge takes its place before the next scan."""
+    monkeypatch.setattr(message_class_purge, "PURGED_RANGES_MAX", 2)
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    bus.sync()
+    peer = connect_version2(bus, publish(1, 0, *numbered(8)), name="till")
+    assert reader.receive_message_ids() == list(range(8))
+    bus.sync()
+    for first in (1, 3):
+        peer.send(json_request(PURGE, 1, 4, first=first, last=first + 1))
+    peer.receive_replies()
+    bus.broker.clock.now += CHECKPOINT_SECONDS
+    bus.sync()
+    reader.send(ack(5, 0, 1))
+    peer.send(json_request(PURGE, 1, 4, first=5, last=6))
+    assert [reply.content for reply in peer.receive_replies()] == [{"purged": 1}]
+    bus.broker.clock.now += PROGRESS_SECONDS
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    ids = connect_version2(bus, subscribe(1, 5, durable="billing")).receive_message_ids()
+    assert ids == [2, 4, 6, 7]
     bus.crash()
 
 

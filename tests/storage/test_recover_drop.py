@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simplebus.core.limits import PROGRESS_SECONDS, Limits
+from simplebus.core.limits import CHECKPOINT_SECONDS, PROGRESS_SECONDS, Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.subscription import unacked_messages
 from tests.behaviour.wire_peer import numbered
@@ -97,4 +97,34 @@ def test_recovery_completes_a_drop(
     assert receive_attempts([reader]) == redelivered | new
     ring = bus.broker.classes[1].ring
     assert (ring.floor, ring.head) == (DROPPED_COUNT, CLASS_MESSAGES + new_count)
+    bus.crash()
+
+
+def test_recovery_repeats_the_drops_before_a_drop_in_several_turns(tmp_path: Path) -> None:
+    bus = create_bus(tmp_path)
+    bus.broker.store.limit_turns(2)
+    subscribe_reader = subscribe(1, 5, durable="d")
+    reader = connect_version2(bus, subscribe_reader)
+    connect_version2(bus, subscribe(1, 1, durable="a"))
+    bus.sync()
+    publisher = connect_version2(bus, publish(1, 0, *numbered(CLASS_MESSAGES)), name="till")
+    finish_deferred_work(bus)
+    assert len(receive_attempts([reader])) == CLASS_MESSAGES
+    reader.disconnect()
+    bus.broker.clock.now += CHECKPOINT_SECONDS
+    bus.sync()
+    publisher.send(publish(1, CLASS_MESSAGES, b"at once"))
+    assert bus.broker.classes[1].ring.floor == 1
+    connect_version2(bus, subscribe(1, 1, start="earliest"))
+    publisher.send(publish(1, CLASS_MESSAGES + 1, b"in turns"))
+    assert bus.broker.store.oldest_dropper.has_waiting
+    finish_deferred_work(bus)
+    bus.broker.clock.now += PROGRESS_SECONDS
+    bus.sync()
+    bus.crash()
+
+    bus = create_bus(tmp_path)
+    reader = connect_version2(bus, subscribe_reader)
+    finish_deferred_work(bus)
+    assert min(receive_attempts([reader])) == bus.broker.classes[1].ring.floor == 2
     bus.crash()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from simplebus.core.errors import Reason
+from simplebus.core.limits import PROGRESS_SECONDS
 from tests.behaviour.wire_peer_v2 import (
     ack,
     connect_version2,
@@ -95,4 +96,28 @@ def test_dead_letters_are_synced_before_their_position_is_written(tmp_path: Path
     reader.send(nack(5, 0, 1, "terminate"))
     bus.write()
     assert bus.journal.files_synced > synced
+    bus.crash()
+
+
+def test_dead_letter_of_a_later_turn_is_stored_once(tmp_path: Path) -> None:
+    """Messages are given up in one write batch, and become dead letters in another one."""
+    bus = KeptBus(tmp_path)
+    bus.broker.store.limit_turns(1)
+    reader = reader_of(bus, max_deliveries=1)
+    connect_version2(bus, publish(1, 0, b"a", b"b"))
+    assert receive_attempts(reader) == [(0, 1), (1, 1)]
+    reader.send(nack(5, 0, 2, 0))
+    assert receive_attempts(reader) == []
+    bus.sync()
+    assert bus.broker.store.has_deferred_work
+    while bus.broker.store.has_deferred_work:
+        bus.broker.store.continue_deferred_work()
+    bus.broker.end_turn()
+    bus.broker.clock.now += PROGRESS_SECONDS
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    bus.tick()
+    (dead_letters,) = [cls for cls in bus.broker.classes.values() if cls.name]
+    assert dead_letters.ring.head == 2
     bus.crash()

@@ -152,6 +152,22 @@ def test_skips_a_damaged_record_and_keeps_the_rest(tmp_path: Path, is_header: bo
         bus.crash()
 
 
+@pytest.mark.parametrize("segment_bytes", [400, 1 << 20])
+def test_skips_zeros_and_keeps_the_rest(tmp_path: Path, segment_bytes: int) -> None:
+    """A lost block reads as zeros, like the unused end of a file."""
+    sent = write_journal(tmp_path, segment_bytes=segment_bytes)
+    path, *later_paths = segments(tmp_path)
+    assert bool(later_paths) == (segment_bytes == 400)
+    data = bytearray(path.read_bytes())
+    start, end = ends(path)[1:3]
+    data[start:end] = bytes(end - start)
+    path.write_bytes(data)
+    payloads_found, _, (problem,) = recover_and_crash(tmp_path)
+    assert f"no data before later records at byte {start}; skipped messages 3-5" in problem
+    assert payloads_found == [*sent[1:BATCH_SIZE], b"", b"", b"", *sent[2 * BATCH_SIZE :]]
+    assert recover_and_crash(tmp_path)[::2] == (payloads_found, [])
+
+
 @pytest.mark.parametrize("segment_bytes", [1, 400, 1 << 20])
 def test_damage_in_many_places_keeps_every_intact_record(
     tmp_path: Path, segment_bytes: int
@@ -276,7 +292,8 @@ def test_groups_and_idle_durables_pass_a_gap(tmp_path: Path, messages: int) -> N
     bus.crash()
 
 
-def test_damaged_state_change_is_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_damaged_state_change_is_skipped(tmp_path: Path, is_lost: bool) -> None:
     bus = KeptBus(tmp_path, boot="first")
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     bus.sync()
@@ -292,12 +309,15 @@ def test_damaged_state_change_is_skipped(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     bounds = ends(path)
     data[bounds[2] + HEADER_BYTES + 1] ^= 1
+    if is_lost:  # A lost block reads as zeros.
+        data[bounds[2] : bounds[3]] = bytes(bounds[3] - bounds[2])
     path.write_bytes(data)
     bus = KeptBus(tmp_path, boot="first")
     assert bus.broker.classes[1].named_positions["billing", ""].window.floor == 6
     (problem,) = bus.found.problems
     assert f"at byte {bounds[2]}; skipped {bounds[3] - bounds[2]} bytes of changes" in problem
-    assert path.with_name(path.name + ".dropped").read_bytes() == data[bounds[2] : bounds[3]]
+    dropped = path.with_name(path.name + ".dropped")
+    assert is_lost or dropped.read_bytes() == data[bounds[2] : bounds[3]]
     bus.crash()
 
 

@@ -20,7 +20,7 @@ from simplebus.core.limits import (
     SCAN_MESSAGES_MAX,
 )
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.message_class.purge import purge_in_parts
+from simplebus.core.message_class.purge import check_range_limit, purge_in_parts
 from simplebus.core.message_class.remote_storage import RemoteQuery, RemoteStorage
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.core.protocol import frames
@@ -344,8 +344,13 @@ class FetchHandler:
         return head if last is None else min(last, head)
 
     def purge(self, session: Session, event: PurgeRequested, end: int) -> Iterator[None]:
-        """Purge stored messages up to `end`, for every position, in parts."""
+        """Purge stored messages up to `end`, for every position, in parts.
+
+        Raises:
+            RemoteProtocolError: (unknown_class, memory_limit).
+        """
         store, cls = self._store, self._store.require_class(event.class_id)
+        check_range_limit(cls, event.body.first, end)
         count = yield from purge_in_parts(cls, event.body.first, end, store.commit_log)
         store.trim_class(cls)
         for number, position in enumerate(list(cls.positions), 1):

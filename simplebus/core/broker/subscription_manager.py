@@ -454,6 +454,8 @@ class SubscriptionManager:
         subscription = BrokerSubscription(position, session.outbox, class_id)
         session.subscriptions[class_id] = subscription
         position.delay_redeliveries(handover.requested_delays())
+        if cls.purged_sequences:
+            apply_purges(cls, position)
         delays = handover.unacked_delays(window, self._store.clock.tick, policy)
         position.attach_later(session.session_id, class_id, delays)
         self._delayed_subscriptions[position] = subscription

@@ -37,19 +37,10 @@ def purge_in_parts(
 
     Returns:
         The number of messages that were not purged before.
-
-    Raises:
-        RemoteProtocolError: memory_limit, there are too many separate purged ranges.
     """
     ring, purged = cls.ring, cls.purged_sequences
     requested_first, first, last = first, max(first, cls.first_sequence), min(last, ring.head)
     purged.remove(0, cls.first_sequence)
-    if first < last and purged.range_count >= PURGED_RANGES_MAX and first > cls.first_sequence:
-        raise RemoteProtocolError(
-            Reason.MEMORY_LIMIT,
-            f"class {cls.label} has {purged.range_count} purged ranges between stored messages, "
-            f"{PURGED_RANGES_MAX} are allowed; purge or acknowledge the oldest messages first",
-        )
     if commit_log is not None and requested_first < last:
         # Released messages included: the acks that released them may not be written yet.
         commit_log.append_purge(cls.class_id, requested_first, last)
@@ -71,6 +62,21 @@ def purge_in_parts(
         [(_, end)] = purged.ranges_within(cls.first_sequence, ring.head)[:1]
         cls.release_below(min(end, cls.floor()))
     return count
+
+
+def check_range_limit(cls: MessageClass, first: int, last: int) -> None:
+    """Raise RemoteProtocolError (memory_limit) if a purge of first..last-1 would add a separate
+    purged range to too many.
+    """
+    purged = cls.purged_sequences
+    purged.remove(0, cls.first_sequence)
+    is_separate = cls.first_sequence < first < min(last, cls.ring.head)
+    if is_separate and purged.range_count >= PURGED_RANGES_MAX:
+        raise RemoteProtocolError(
+            Reason.MEMORY_LIMIT,
+            f"class {cls.label} has {purged.range_count} purged ranges between stored messages, "
+            f"{PURGED_RANGES_MAX} are allowed; purge or acknowledge the oldest messages first",
+        )
 
 
 def mark_purged(cls: MessageClass, first: int, last: int) -> int:

@@ -116,7 +116,8 @@ class OldestMessageDropper:
             if can_wait and cost > self.cost_per_turn and not cls.has_last_values:
                 mark_purged(cls, cls.first_sequence, floor)
                 if self._store.commit_log is not None:
-                    self._store.commit_log.append_purge(cls.class_id, cls.first_sequence, floor)
+                    # From 0: earlier drops and acks may not be written yet.
+                    self._store.commit_log.append_purge(cls.class_id, 0, floor)
                 self._partial_drops[cls] = _PartialDrop(floor, _drop_in_steps(cls, lagging, floor))
                 break
             copied = compactor.copy_before_drop(floor)

@@ -1088,6 +1088,7 @@ class Position:
         """Finish given-up messages that were dead-lettered."""
         self._mark_skipped(ranges)
         self._changes.record_moved(self)
+        self._changes.record_progress(self)
 
     def _mark_skipped(self, ranges: Ranges) -> None:
         """Finish `ranges` behind the cursor without an ack."""

@@ -247,6 +247,23 @@ def test_purge_resumes_a_blocked_publisher() -> None:
     assert [(reply.kind, reply.message_id) for reply in replies] == [("purge", 4), ("confirm", 5)]
 
 
+def test_version1_subscription_during_a_purge_receives_no_purged_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(message_class_purge, "PURGED_POSITIONS_PER_TURN", 1)
+    bus = BrokerHarness()
+    peer = fill(bus, 4)
+    for _ in range(3):
+        connect_version2(bus, subscribe(1, 1, start="earliest"))
+    parts = message_class_purge.purge_in_parts(bus.broker.classes[1], 0, 3, None)
+    next(parts)
+    late = wire_peer.WirePeer(bus, bus.broker.open_session())
+    late.send(wire_peer.connect(1), wire_peer.subscribe(1))
+    assert len(list(parts)) > 0
+    assert [message.message_id for message in late.receive_messages()] == [3]
+    assert not peer.session.is_closed
+
+
 def test_purge_is_refused_with_too_many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_class_purge, "PURGED_RANGES_MAX", 2)
     bus = BrokerHarness()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
-from tests.behaviour.wire_peer import BrokerHarness
+from tests.behaviour import wire_peer
+from tests.behaviour.wire_peer import BrokerHarness, WirePeer
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
@@ -168,6 +169,22 @@ def test_new_subscription_from_the_earliest_message_does_not_keep_dropped_ones()
     assert not publisher.session.parked_messages
     assert bus.broker.classes[1].ring.floor == 1
     assert late.receive_deliveries()[-1].content == b"new"
+
+
+def test_version1_subscription_does_not_keep_dropped_messages() -> None:
+    """It takes over the backlog while the oldest messages are dropped."""
+    bus = create_bus(1)
+    publisher = connect_version2(bus, publish(1, 0, b"waiting"))
+    for _ in range(PEERS):
+        connect_version2(bus, subscribe(1, 1, start="earliest"))
+    publisher.send(publish(1, 1, *[b"old"] * (CLASS_MESSAGES - 1)))
+    finish_deferred_work(bus)
+    publisher.send(publish(1, CLASS_MESSAGES, b"new"))
+    assert bus.broker.store.oldest_dropper.has_waiting
+    late = WirePeer(bus, bus.broker.open_session())
+    late.send(wire_peer.connect(1), wire_peer.subscribe(1))
+    finish_deferred_work(bus)
+    assert [message.payload for message in late.receive_messages()] == [b"new"]
 
 
 def test_message_that_must_not_wait_completes_the_drop() -> None:
