@@ -1,4 +1,4 @@
-"""Simulated disk that loses unsynced data, flips bits, becomes full, fails and is slow.
+"""Simulated disk that loses unsynced data, damages records, becomes full, fails and is slow.
 
 The journal writes real files; `patch_journal` intercepts the few calls at which the process may
 die. A process that dies leaves everything it has written. A power cut leaves the synced bytes and a
@@ -141,8 +141,9 @@ class SimulatedDisk:
             file_state.is_named = True
             file_state.durable = path.stat().st_size
 
-    def flip_bit(self, salt: int) -> tuple[int, range] | None:
-        """Flip a bit of a random record that a later one of the same class follows.
+    def damage_record(self, salt: int) -> tuple[int, range] | None:
+        """Flip a bit of a random record that a later one of the same class follows, or fill the
+        record with zeros, as a lost block is read.
 
         Args:
             salt: Salt of the journal.
@@ -167,7 +168,10 @@ class SimulatedDisk:
         if record.kind != RecordKind.MESSAGES:
             return None
         damaged = bytearray(path.read_bytes())
-        damaged[rng.randrange(record.offset, record.end)] ^= 1 << rng.randrange(8)
+        if rng.random() < 0.3:
+            damaged[record.offset : record.end] = bytes(record.end - record.offset)
+        else:
+            damaged[rng.randrange(record.offset, record.end)] ^= 1 << rng.randrange(8)
         with path.open("r+b") as file:  # The file keeps its inode: other names see the damage.
             file.write(damaged)
         return record.class_id, range(record.first, record.last)

@@ -36,8 +36,8 @@ _FAULT_INTERVAL_SECONDS = 0.75
 """Mean time between two faults."""
 CALM_SECONDS = 300.0
 _SETTLED_CHECK_SECONDS = 1.0
-_FLIP_PROBABILITY = 0.15
-"""Share of the runs with bit flips. They excuse losses, so other runs are checked more strictly."""
+_DAMAGE_PROBABILITY = 0.15
+"""Share of the runs with damaged records. Damage excuses losses, so other runs are stricter."""
 SHARED_MEMORY = Path("/dev/shm")
 """File system in memory, where one exists: files are cheap there."""
 
@@ -51,8 +51,11 @@ class SimulationRun:
         """`scenario_fields` are fields of its `Scenario`."""
         self.world = world = World(seed, is_verbose=is_verbose)
         shape = Scenario.of(world.random, **scenario_fields)
-        if "fates" not in scenario_fields and Random(f"{seed} flips").random() < _FLIP_PROBABILITY:
-            shape = replace(shape, fates=(*shape.fates[:-1], "flip"))
+        if (
+            "fates" not in scenario_fields
+            and Random(f"{seed} damage").random() < _DAMAGE_PROBABILITY
+        ):
+            shape = replace(shape, fates=(*shape.fates[:-1], "damage"))
         self.shape = shape
         rng = Random(f"{seed} snapshots")
         self._portion, self._snapshot_bytes = rng.choice([1, 2, 128]), rng.choice([100, 1 << 20])
@@ -201,8 +204,8 @@ class SimulationRun:
                     server.kill()
                 case "cut":
                     server.kill(power=True)
-                case "flip":
-                    server.kill_and_flip_bit()
+                case "damage":
+                    server.kill_and_damage_record()
                 case "stop":
                     server.stop()
                 case "dies":

@@ -229,12 +229,12 @@ class SimulatedServer(Endpoint):
             self.power_cuts += power
             self._end(self.promises.power_cut if power else self.promises.killed, power=power)
 
-    def kill_and_flip_bit(self) -> None:
+    def kill_and_damage_record(self) -> None:
         """Kill the process, and damage a record that it has stored."""
         salt = self._directory.salt if self._directory is not None else 0
         self.kill()
         if self.level in (Durability.OS, Durability.DISK):
-            damaged = self.disk.flip_bit(salt)
+            damaged = self.disk.damage_record(salt)
             if damaged is not None:
                 # Without a snapshot since the power cut, recovery takes damage for a torn end.
                 may_end_class = self._snapshot_boot != str(self.power_cuts)
