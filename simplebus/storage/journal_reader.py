@@ -2,7 +2,7 @@
 
 Nothing is locked or changed. Messages are synced before they are reported, so that a reader that
 stores its progress does not find other messages with the same sequences after a power failure.
-Messages end at the first damaged record, as in recovery. Only files of final length are mapped into
+Messages end at the first damaged record, until a server has replaced it by a gap. Only files of final length are mapped into
 memory, because the system kills a process that reads a truncated mapping.
 
     segment      │ segment      │ last segment
