@@ -2,8 +2,9 @@
 
 Nothing is locked or changed. Messages are synced before they are reported, so that a reader that
 stores its progress does not find other messages with the same sequences after a power failure.
-Messages end at the first damaged record, until a server has replaced it by a gap. Only files of final length are mapped into
-memory, because the system kills a process that reads a truncated mapping.
+Messages end at the first damaged record, until a server has replaced it by a gap. Only files of
+final length are mapped into memory, because the system kills a process that reads a truncated
+mapping.
 
     segment      │ segment      │ last segment
     mapped       │ mapped       │ read once, record by record │ being written │ zeros
