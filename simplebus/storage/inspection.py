@@ -102,14 +102,14 @@ class JournalInspection:
             salt=self.directory.salt,
             boot_id=self.directory.boot,
         )
-        # The durability of the server is unknown if the state is lost.
+        # Without a state the durability of the server is unknown: as much as possible is kept.
         self._stored = (
             StoredBatches(is_same_boot=True)
             if reads_past_damage
             else stored_batches(
                 self._state,
                 first_new_batches[OTHER_PUBLISHERS] - 1,
-                Durability.MEMORY,
+                Durability.DISK,
                 self.directory.boot,
             )
         )

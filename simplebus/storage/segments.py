@@ -24,7 +24,7 @@ from simplebus.storage.file_names import file_name, file_number
 from simplebus.storage.records import EndOfRecords, Record, RecordKind
 
 _CLASS_KINDS = (RecordKind.MESSAGES, RecordKind.GAP)
-_NO_DATA = "no data before later records"
+_NO_DATA = "no data before later data"
 """Problem of a file in which a block of zeros has replaced records."""
 
 OTHER_PUBLISHERS = ""
@@ -134,6 +134,11 @@ class FileBuffer:
         return view[:at]
 
 
+def _has_data(data: memoryview, offset: int) -> bool:
+    """Return True if a byte from `offset` on is not zero, as the unused end of a file is."""
+    return bool(bytes(data[offset:]).strip(b"\0"))
+
+
 def stored_batches(
     state: RecoveredState, snapshot_batch: int, durability: Durability, boot_id: str
 ) -> StoredBatches:
@@ -175,7 +180,7 @@ def read_state(
         record = records.read_record(data, 0, salt=salt)
         if isinstance(record, EndOfRecords) or record.kind != RecordKind.SNAPSHOT:
             # The server was stopped while writing this file; the previous one is valid.
-            if isinstance(record, Record) or record.problem:
+            if isinstance(record, Record) or record.problem or _has_data(data, 0):
                 found.problems.append(f"{path}: no intact snapshot at the start; ignored the file")
                 found.ignored_files.append(path)
             continue
@@ -228,7 +233,7 @@ def _skip_damaged_changes(
         )
         if record.batch_number > state.batch_number
     ]
-    if not damage.problem and not intact:
+    if not damage.problem and not _has_data(data, damage.offset):
         return damage
     problem = damage.problem or _NO_DATA
     sentence = f"{path}: {problem} at byte {damage.offset}; skipped "
@@ -298,16 +303,12 @@ class SegmentChain:
         self._folder = folder
         self._files = files
         self._found = found
+        self._newest_batch: int | None = None
+        """Result of `_find_newest_batch`; None before its first call."""
 
     def starts(self) -> list[SegmentStart]:
         """Return the first record header of each segment."""
-        return list(self._starts(0))
-
-    def _starts(self, first_index: int) -> Iterator[SegmentStart]:
-        return (
-            _start(self._folder / file_name(first), self._salt)
-            for first in self.firsts[first_index:]
-        )
+        return [_start(self._folder / file_name(first), self._salt) for first in self.firsts]
 
     def ignore_outdated(self) -> None:
         """Ignore segments that reappeared, as `headers` does, but without reading all records.
@@ -341,7 +342,7 @@ class SegmentChain:
             path = self._folder / file_name(first)
             data = self._files.read(path)
             position, batch_number = 0, 0
-            is_torn = is_unusable = False
+            is_torn = is_damaged = is_unusable = False
             while True:
                 if next_first is not None and self.head >= next_first:
                     if not self._is_outdated(next_first, data, position, batch_number):
@@ -364,20 +365,20 @@ class SegmentChain:
                 problem = record.problem
                 if not problem and is_torn:  # A power failure may have removed later records.
                     problem = "no data after a damaged record"
-                intact = self._intact_records_after(data, position, next_first, batch_number)
-                if not problem and not intact:
+                if not problem and not _has_data(data, position):
                     break
                 problem = problem or _NO_DATA
+                intact = self._intact_records_after(data, position, next_first, batch_number)
                 end = intact[-1].last if intact else self.head
-                can_continue = bool(intact) and self._can_continue_at(intact[0], intact[-1])
+                can_continue = bool(intact) and self._can_continue_at(intact[0])
                 if can_continue:
                     end = intact[0].first
                 self._report(
                     _describe_damage(path, position, problem, self.class_label, self.head, end),
-                    is_complete=bool(record.problem or intact),
+                    is_complete=not can_continue and bool(record.problem or intact),
                 )
                 if not can_continue:
-                    is_unusable = position == 0
+                    is_damaged, is_unusable = True, position == 0
                     if next_first is None:
                         self.lost_count += end - self.head
                         self._add_torn_end(path, position, len(data))
@@ -385,19 +386,21 @@ class SegmentChain:
                 self._add_gap(path, position, intact[0].offset, intact[0])
                 position, is_torn = intact[0].offset, False
             if next_first is not None and self.head < next_first:
-                starts = (start.header for start in self._starts(index + 1))
-                header = next((start for start in starts if start is not None), None)
-                if header is None or not (
-                    self._can_continue_at(header, header) or header.first == self._continue_at
+                intact_lists = (self._find_intact(first) for first in self.firsts[index + 1 :])
+                following = next((found[0] for found in intact_lists if found), None)
+                if following is None or not (
+                    self._can_continue_at(following) or following.first == self._continue_at
                 ):
                     if is_unusable:
                         self._found.ignored_files.append(path)
+                    elif is_damaged:  # The file is the last one now.
+                        self._add_torn_end(path, position, len(data))
                     self._ignore_rest(self.firsts[index + 1 :])
                     break
                 self._report(
                     f"{path}: missing {describe_range(self.class_label, self.head, next_first)}"
                 )
-                self._add_gap(path, position, len(data), header._replace(first=next_first))
+                self._add_gap(path, position, len(data), following._replace(first=next_first))
             elif is_unusable:  # The next segment to be written has the same name.
                 self._found.ignored_files.append(path)
 
@@ -434,7 +437,7 @@ class SegmentChain:
         # Another buffer is used, because the data of the previous segment must stay valid.
         data = FileBuffer().read(self._folder / file_name(first))
         intact = self._intact_records_after(data, 0, None, batch_number)
-        return bool(intact) and self._can_continue_at(intact[0], intact[-1])
+        return bool(intact) and self._can_continue_at(intact[0])
 
     def _cut_off_outdated(self, path: Path, data: memoryview, position: int) -> None:
         """Request a repair that cuts off the records that the next segment replaces.
@@ -504,12 +507,36 @@ class SegmentChain:
             and record.first - self.head <= records.GAP_MESSAGES_MAX
         ]
 
-    def _can_continue_at(self, record: Record, last: Record) -> bool:
-        """Return True if damage before `record` is skipped. `last` is the last intact record."""
+    def _can_continue_at(self, record: Record) -> bool:
+        """Return True if damage before `record` is skipped."""
         if record.batch_number <= self._stored.snapshot_batch:
             return record.first < self._known_head
-        newest = max(self._found.last_batch_number, last.batch_number)
+        newest = max(self._found.last_batch_number, self._find_newest_batch())
         return self._stored.contains(record.batch_number, newest)
+
+    def _find_newest_batch(self) -> int:
+        """Return the newest write batch of the class that has an intact record; 0 for none."""
+        if self._newest_batch is None:
+            last_records = (self._find_intact(first) for first in reversed(self.firsts))
+            last = next((found[-1] for found in last_records if found), None)
+            self._newest_batch = 0 if last is None else last.batch_number
+        return self._newest_batch
+
+    def _find_intact(self, first: int) -> list[Record]:
+        """Return the intact records of a segment, wherever they begin."""
+        # Another buffer is used, because the data of the present segment must stay valid.
+        data = FileBuffer().read(self._folder / file_name(first))
+        return list(
+            records.find_records(
+                data,
+                0,
+                class_id=self.class_id,
+                first=first,
+                salt=self._salt,
+                magic=records.magic_of(data),
+                kinds=_CLASS_KINDS,
+            )
+        )
 
     def _add_gap(self, path: Path, begin: int, end: int, record: Record) -> None:
         """Skip the messages before `record`, which the bytes from `begin` to `end` do not hold."""

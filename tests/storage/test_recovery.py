@@ -163,9 +163,73 @@ def test_skips_zeros_and_keeps_the_rest(tmp_path: Path, segment_bytes: int) -> N
     data[start:end] = bytes(end - start)
     path.write_bytes(data)
     payloads_found, _, (problem,) = recover_and_crash(tmp_path)
-    assert f"no data before later records at byte {start}; skipped messages 3-5" in problem
+    assert f"no data before later data at byte {start}; skipped messages 3-5" in problem
     assert payloads_found == [*sent[1:BATCH_SIZE], b"", b"", b"", *sent[2 * BATCH_SIZE :]]
     assert recover_and_crash(tmp_path)[::2] == (payloads_found, [])
+
+
+def write_single_batches(path: Path, *, segment_bytes: int) -> list[bytes]:
+    """Write one message per batch in a boot of the machine, and crash. Returns the payloads."""
+    bus = KeptBus(path, segment_bytes=segment_bytes, boot="first")
+    connect_version2(bus, subscribe(1, 5, durable="billing"))
+    peer = connect_version2(bus)
+    sent = numbered(20)
+    for number, payload in enumerate(sent):
+        peer.send(publish(1, number, payload))
+        bus.sync()
+    bus.crash()
+    assert len(segments(path)) > 2
+    return sent
+
+
+def test_damage_at_the_end_of_a_segment_keeps_later_ones_after_a_power_cut(tmp_path: Path) -> None:
+    sent = write_single_batches(tmp_path, segment_bytes=400)
+    path = segments(tmp_path)[0]
+    bounds = ends(path)
+    data = bytearray(path.read_bytes())
+    data[bounds[-2] + HEADER_BYTES] ^= 1
+    path.write_bytes(data)
+    lost = len(bounds) - 2
+    bus = KeptBus(tmp_path, boot="second")
+    assert payloads(bus) == [*sent[:lost], b"", *sent[lost + 1 :]]
+    assert bus.statistics(1).dropped == {Reason.DAMAGED: 1}
+    bus.crash()
+
+
+def test_damage_at_the_start_of_the_last_segment_keeps_its_rest(tmp_path: Path) -> None:
+    sent = write_single_batches(tmp_path, segment_bytes=400)
+    *_, previous, last = segments(tmp_path)
+    last_bounds = ends(last)
+    lost = len(sent) - (len(last_bounds) - 1)
+    for path, offset in ((previous, ends(previous)[-2]), (last, 0)):
+        data = bytearray(path.read_bytes())
+        data[offset + HEADER_BYTES // 2] ^= 1
+        path.write_bytes(data)
+    bus = KeptBus(tmp_path, boot="first")
+    assert payloads(bus) == [*sent[: lost - 1], b"", b"", *sent[lost + 1 :]]
+    bus.crash()
+
+
+def test_record_with_a_lost_header_is_reported(tmp_path: Path) -> None:
+    """The last record of a file, whose first block reads as zeros."""
+    bus = KeptBus(tmp_path)
+    peer = connect_version2(bus, publish(1, 0, b"first"))
+    bus.sync()
+    peer.send(publish(1, 1, b"x" * 3000))
+    bus.sync()
+    bus.crash()
+    (path,) = segments(tmp_path)
+    start = ends(path)[1]
+    data = bytearray(path.read_bytes())
+    data[start : start + 512] = bytes(512)
+    path.write_bytes(data)
+    inspection = JournalInspection(tmp_path, reads_past_damage=False)
+    assert [summary.head for summary in inspection.summaries(verify=True)] == [1]
+    assert f"no data before later data at byte {start}" in inspection.problems[0]
+    bus = KeptBus(tmp_path)
+    assert payloads(bus) == [b"first"]
+    assert f"no data before later data at byte {start}" in bus.found.problems[0]
+    bus.crash()
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 400, 1 << 20])
