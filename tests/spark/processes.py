@@ -109,7 +109,7 @@ def listening(session: int) -> set[str]:
     """Return the addresses, in hexadecimal, at which processes of a session listen."""
     sockets = _sockets(session)
     return {
-        each.address for each in _tcp_sockets() if each.state == _LISTEN and each.inode in sockets
+        row.local_address for row in _tcp_sockets() if row.state == _LISTEN and row.inode in sockets
     }
 
 
