@@ -524,6 +524,20 @@ def test_keeps_unknown_files(tmp_path: Path) -> None:
     assert (payloads_found, dropped) == (sent[1:], [])
 
 
+def test_state_file_that_begins_with_zeros_is_kept(tmp_path: Path) -> None:
+    """Its first block is lost; the rest may help the operator."""
+    write_journal(tmp_path)
+    (path,) = (tmp_path / "state").iterdir()
+    data = bytearray(path.read_bytes())
+    data[:HEADER_BYTES] = bytes(HEADER_BYTES)
+    path.write_bytes(data)
+    bus = KeptBus(tmp_path)
+    assert f"{path}: no intact snapshot at the start; ignored the file" in bus.found.problems
+    bus.sync()
+    bus.crash()
+    assert path.with_name(path.name + ".dropped").read_bytes() == data
+
+
 def test_incomplete_state_falls_back_to_previous(tmp_path: Path) -> None:
     sent = write_journal(tmp_path)
     (path,) = (tmp_path / "state").iterdir()
