@@ -21,7 +21,6 @@ from simplebus.storage.file_names import CLASSES, DRAFT, LOCK, STAMP, STATE
 
 FORMAT = "simplebus journal"
 VERSION = 2
-"""Version 2 has a salt, and records of missing messages; version 1 is converted."""
 _DRAFT = STAMP + DRAFT
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _EARLY = {LOCK, _DRAFT}
@@ -36,7 +35,7 @@ class Stamp(msgspec.Struct, frozen=True):
     bus: str = ""
     """Identity of the bus."""
     salt: int = 0
-    """Salt of the records' checksums; 0 in version 1."""
+    """Salt of the records' checksums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +80,7 @@ def lock_directory(path: Path, *, new_bus: str) -> JournalDirectory:
         lock = lock_path(path)
         try:
             if stamp is None:  # Written first, so that a crash leaves a valid journal.
-                stamp = Stamp(FORMAT, VERSION, new_bus, _new_salt())
-                _write_stamp(path, stamp)
-            elif stamp.version < VERSION:
-                stamp = Stamp(FORMAT, VERSION, stamp.bus, _new_salt())
+                stamp = Stamp(FORMAT, VERSION, new_bus, secrets.randbelow((1 << 32) - 1) + 1)
                 _write_stamp(path, stamp)
             for folder in (CLASSES, STATE):
                 if not (path / folder).is_dir():
@@ -135,10 +131,6 @@ def _stamp_or_empty(path: Path) -> Stamp | None:
     return stamp
 
 
-def _new_salt() -> int:
-    return secrets.randbelow((1 << 32) - 1) + 1
-
-
 def _boot() -> str:
     with contextlib.suppress(OSError):
         return _BOOT.read_text("ascii").strip()
@@ -177,10 +169,11 @@ def _read_stamp(path: Path) -> Stamp | None:
         raise JournalError(f"{path / STAMP} is invalid: {error}") from None
     if stamp.format != FORMAT:
         raise JournalError(f"{path} has the format {stamp.format!r}, expected {FORMAT!r}")
-    if not 1 <= stamp.version <= VERSION:
+    if stamp.version != VERSION:
+        age = "a newer" if stamp.version > VERSION else "an older"
         raise JournalError(
-            f"{path} has version {stamp.version}, expected version 1 to {VERSION}"
-            + ("; it was written by a newer simplebus" if stamp.version > VERSION else "")
+            f"{path} has version {stamp.version}, expected version {VERSION}; it was written by "
+            f"{age} simplebus, whose `simplebus journal export` writes its messages as JSON"
         )
     return stamp
 

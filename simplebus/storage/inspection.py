@@ -28,16 +28,14 @@ from simplebus.storage.file_names import (
     file_name,
     folder_name,
 )
-from simplebus.storage.records import Record, decode_producer_runs, find_records, magic_of
+from simplebus.storage.records import Record, decode_producer_runs, find_records
 from simplebus.storage.segments import (
-    OTHER_PUBLISHERS,
     FileBuffer,
     Gap,
     RecoveryResult,
     SegmentChain,
     StoredBatches,
     read_state,
-    report_missing_messages,
     report_missing_state,
     stored_batches,
 )
@@ -107,10 +105,7 @@ class JournalInspection:
             StoredBatches(is_same_boot=True)
             if reads_past_damage
             else stored_batches(
-                self._state,
-                first_new_batches[OTHER_PUBLISHERS] - 1,
-                Durability.DISK,
-                self.directory.boot,
+                self._state, first_new_batches, Durability.DISK, self.directory.boot
             )
         )
         self._scratch = SplitterScratch(RECEIVE_BYTES)
@@ -155,7 +150,6 @@ class JournalInspection:
         folder = self.directory.path / CLASSES / folder_name(class_id)
         if not folder.is_dir() and class_id not in self._state.classes:
             return None
-        snapshot = self._state.classes.get(class_id)
         return SegmentChain(
             folder,
             class_id,
@@ -163,7 +157,7 @@ class JournalInspection:
             self._found,
             salt=self.directory.salt,
             stored=self._stored,
-            known_head=snapshot.head if snapshot else 0,
+            snapshot=self._state.classes.get(class_id),
         )
 
     def _dropped(self, class_id: int) -> list[Path]:
@@ -184,7 +178,7 @@ class JournalInspection:
                     self._split_record(data, record)
         folder = self.directory.path / CLASSES / folder_name(class_id)
         if verify and segments is not None:
-            report_missing_messages(folder, snapshot, segments, self._found)
+            segments.report_missing()
         dropped = tuple(self._dropped(class_id))
         durables = [
             position for position in self._state.positions.values() if position.class_id == class_id
@@ -223,14 +217,7 @@ class JournalInspection:
         remaining_count = count
         for path in self._dropped(class_id):
             data = self._files.read(path)
-            found = find_records(
-                data,
-                0,
-                class_id=class_id,
-                first=0,
-                salt=self.directory.salt,
-                magic=magic_of(data),
-            )
+            found = find_records(data, 0, class_id=class_id, first=0, salt=self.directory.salt)
             for record in found:
                 for message in self._record_messages(data, record, first, record.last):
                     if not remaining_count:

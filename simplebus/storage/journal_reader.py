@@ -20,6 +20,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from time import time
@@ -86,18 +87,14 @@ class ClassJournalReader:
         """Damage at which `read_blocks` ended; empty if it ended at the end of the data."""
         self._class_id = class_id
         self._path = path
-        self._known_salt = 0
         self._folder = path / CLASSES / folder_name(class_id)
         self._tail = _Tail()
         self._synced_segments: set[int] = set()
         """Synced segments, by first sequence."""
 
-    @property
+    @cached_property
     def _salt(self) -> int:
-        """Salt of the journal; a server may still convert a journal without one."""
-        if not self._known_salt:
-            self._known_salt = open_directory(self._path).salt
-        return self._known_salt
+        return open_directory(self._path).salt
 
     @property
     def exists(self) -> bool:

@@ -10,7 +10,7 @@ bodies. Numbers are little-endian and unaligned.
 
 The checksum of the header begins with the salt of the journal, a secret random number. So after
 damage, a reader finds the next record with certainty: bytes in a payload that look like a record
-do not have the checksum. Records of the first format, "sbj1", have no salt.
+do not have the checksum.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from simplebus.core.commit_log import JournalEntry
 
 MAGIC = b"sbj2"
 """The last character is the version of the format."""
-UNSALTED_MAGIC = b"sbj1"
-"""Start of the records of journals without a salt."""
 
 _HEADER = struct.Struct("<4sBBHIIIQQdI")
 _CHECKSUM = struct.Struct("<I")
@@ -142,12 +140,11 @@ def read_header(data: memoryview, at: int, *, salt: int = 0) -> Record | EndOfRe
         time,
         checksum,
     ) = _HEADER.unpack_from(header)
-    start = salt if magic == MAGIC else 0
-    if _CHECKSUM.unpack_from(header, _HEADER.size)[0] != zlib.crc32(header[: _HEADER.size], start):
+    if _CHECKSUM.unpack_from(header, _HEADER.size)[0] != zlib.crc32(header[: _HEADER.size], salt):
         if not any(header):
             return EndOfRecords(at)
         return EndOfRecords(at, "header checksum mismatch")
-    if magic not in (MAGIC, UNSALTED_MAGIC) or flags or kind not in _KINDS:
+    if magic != MAGIC or flags or kind not in _KINDS:
         return EndOfRecords(
             at,
             f"unknown record format {magic!r}, kind {kind}, flags {flags}",
@@ -164,7 +161,6 @@ def find_records(
     class_id: int,
     first: int,
     salt: int = 0,
-    magic: bytes = MAGIC,
     kinds: Collection[int] = (RecordKind.MESSAGES,),
 ) -> Iterator[Record]:
     """Yield the intact records of a class from sequence `first` on, wherever they begin.
@@ -175,12 +171,11 @@ def find_records(
         class_id: Class of the records.
         first: Lowest sequence.
         salt: Salt of the journal.
-        magic: Start of the file's records: `MAGIC` or `UNSALTED_MAGIC`.
         kinds: Kinds of the records.
     """
     content = bytes(data[at:])
     place = 0
-    while (place := content.find(magic, place)) >= 0:
+    while (place := content.find(MAGIC, place)) >= 0:
         found = read_record(data, at + place, salt=salt)
         if (
             isinstance(found, Record)
@@ -192,11 +187,6 @@ def find_records(
             first, place = found.last, found.end - at
         else:
             place += 1
-
-
-def magic_of(start: bytes | memoryview) -> bytes:
-    """Return the magic of a file's records, given the start of the file."""
-    return UNSALTED_MAGIC if bytes(start[: len(MAGIC)]) == UNSALTED_MAGIC else MAGIC
 
 
 def is_intact(data: memoryview, record: Record) -> bool:

@@ -1,8 +1,7 @@
 """Rebuilds a broker from the files of a journal. `server.journal.pump.load` is the caller.
 
 Messages that no position needs are read only for the message numbers of their publishers and the
-ids of the latest messages. Only `finish_recovery` changes files: it renames files without valid
-data and moves damaged bytes out of the others.
+ids of the latest messages. Only `finish_recovery` changes files.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from simplebus.storage.file_names import (
     folder_name,
 )
 from simplebus.storage.records import Record, decode_producer_runs, is_intact
-from simplebus.storage.repair import apply_gaps, unused_dropped_path
+from simplebus.storage.repair import apply_server_repairs
 from simplebus.storage.segments import (
     OTHER_PUBLISHERS,
     FileBuffer,
@@ -53,7 +52,6 @@ from simplebus.storage.segments import (
     SegmentChain,
     numbers,
     read_state,
-    report_missing_messages,
     report_missing_state,
     stored_batches,
 )
@@ -140,8 +138,6 @@ class _JournalLoader:
         self._state = state
         self._first_new_batches = first_new_batches
         """First write batch with new message numbers, by publisher name; see `read_state`."""
-        self._first_new_batch = min(first_new_batches.values())
-        """First write batch with new message numbers of any publisher."""
         self._numbers: dict[str, StoredNumbers] = {}
         """Message numbers of publishers, as found in records."""
         self._message_ids: list[tuple[int, bytes, int, float]] = []
@@ -153,10 +149,7 @@ class _JournalLoader:
         commit_log = broker.commit_log
         self._salt = salt
         self._stored = stored_batches(
-            state,
-            first_new_batches[OTHER_PUBLISHERS] - 1,
-            commit_log.durability,
-            commit_log.boot_id,
+            state, first_new_batches, commit_log.durability, commit_log.boot_id
         )
         self._gaps: list[tuple[int, Gap]] = []
         """Messages that cannot be read: class id and gap."""
@@ -209,7 +202,7 @@ class _JournalLoader:
             self._found,
             salt=self._salt,
             stored=self._stored,
-            known_head=snapshot.head if snapshot else 0,
+            snapshot=snapshot,
             continue_at_sequence=continue_at,
             class_name=cls.name,
         )
@@ -218,25 +211,21 @@ class _JournalLoader:
                 ring.set_next_sequence(floor)
             if cls.spill is not None:
                 cls.spill.first_sequence = ring.floor
-            self._count_lost(cls, report_missing_messages(folder, snapshot, segments, self._found))
+            segments.report_missing()
+            self._count_lost(cls, segments.lost_count)
             return
         if cls.spill is not None:
             cls.spill.first_sequence = max(segments.firsts[0], floor)
             self._keep_on_disk(cls, cls.spill, segments)
         ring.set_next_sequence(segments.firsts[0])
-
-        def is_wanted(record: Record) -> bool:
-            return (
-                record.last > floor or self._is_after_state(record) or self._has_new_numbers(record)
-            )
-
-        group = _RecordGroup()
-        for data, record in segments.headers(is_wanted):
-            if self._may_have_new_ids(record) and (is_wanted(record) or is_intact(data, record)):
+        group, stored = _RecordGroup(), self._stored
+        for data, record in segments.headers(segments.is_needed):
+            is_needed = segments.is_needed(record)
+            if self._may_have_new_ids(record) and (is_needed or is_intact(data, record)):
                 self._collect_message_ids(data, record)  # Also of released messages.
-            if not is_wanted(record):
+            if not is_needed:
                 continue
-            is_after_state = self._is_after_state(record)
+            is_after_state = stored.is_after_state(record)
             if is_after_state and cls.class_id not in self._known_heads:
                 self._known_heads[cls.class_id] = record.first
                 if cls.spill is not None:  # The state's floor may be that of lost messages.
@@ -244,17 +233,20 @@ class _JournalLoader:
             if group.records and (
                 group.size >= _GROUP_BYTES
                 or record.first != group.records[-1].last
-                or is_after_state != self._is_after_state(group.records[0])
-                or self._has_new_numbers(record) != self._has_new_numbers(group.records[0])
+                or is_after_state != stored.is_after_state(group.records[0])
+                or stored.has_new_numbers(record) != stored.has_new_numbers(group.records[0])
             ):
                 self._append_group(cls, group, floor)
             group.add(data, record)
         if group.records:
             self._append_group(cls, group, floor)
         self._skip_to(cls, segments.head)
-        self._gaps += [(cls.class_id, gap) for gap in segments.gaps]
-        missing = report_missing_messages(folder, snapshot, segments, self._found)
-        self._count_lost(cls, segments.lost_count + missing)
+        self._gaps += [
+            (cls.class_id, gap._replace(is_new=gap.is_new and gap.last > floor))
+            for gap in segments.gaps
+        ]
+        segments.report_missing()
+        self._count_lost(cls, segments.lost_count)
         if cls.spill is not None:
             cls.spill.first_sequence = min(cls.spill.first_sequence, ring.floor)
 
@@ -282,8 +274,8 @@ class _JournalLoader:
             if (
                 fits
                 or header is None
-                or self._is_after_state(header)
-                or header.batch_number >= self._first_new_batch
+                or self._stored.is_after_state(header)
+                or header.batch_number >= self._stored.first_numbers_batch
             ):
                 continue
             for first, each in zip(segments.firsts[:at], starts[:at], strict=True):
@@ -299,18 +291,6 @@ class _JournalLoader:
             self._found.message_count += max(0, segments.firsts[at] - spill.first_sequence)
             segments.skip_front(at)
             return
-
-    def _is_after_state(self, record: Record) -> bool:
-        """Return True if a record is newer than the state.
-
-        If the state mentions such a sequence, it means another message with this sequence, which
-        was lost in a crash.
-        """
-        return record.batch_number > self._state.batch_number
-
-    def _has_new_numbers(self, record: Record) -> bool:
-        """Return True if a record may contain message numbers that the state does not contain."""
-        return record.meta_bytes > 0 and record.batch_number >= self._first_new_batch
 
     def _may_have_new_ids(self, record: Record) -> bool:
         """Return True if a record may contain ids that the snapshot does not contain."""
@@ -328,10 +308,10 @@ class _JournalLoader:
 
     def _append_group(self, cls: MessageClass, group: _RecordGroup, floor: int) -> None:
         """Append a group's messages from `floor` on to the ring, and clear the group."""
-        if self._is_after_state(group.records[0]):
+        if self._stored.is_after_state(group.records[0]):
             floor = 0
         batches = self._split(group)
-        if any(self._has_new_numbers(record) for record in group.records):
+        if any(self._stored.has_new_numbers(record) for record in group.records):
             self._collect_numbers(group, batches)
         for record in group.records:
             if record.last > floor:
@@ -420,15 +400,12 @@ class _JournalLoader:
 
 
 def finish_recovery(directory: JournalDirectory, found: RecoveryResult, *, to_disk: bool) -> None:
-    """Rename files without valid data, so that they are neither read nor overwritten, and move
-    damaged bytes out of the others.
+    """Move damaged data aside, so that it is neither read again nor overwritten.
 
     With `to_disk`, all other files are synced, because a killed server may not have done so. Raises
     OSError.
     """
-    for path in found.ignored_files:
-        path.rename(unused_dropped_path(path))
-    apply_gaps(found)
+    apply_server_repairs(found)
     if to_disk:
         folders = [directory.path / STATE, *sorted((directory.path / CLASSES).iterdir())]
         for folder in folders:

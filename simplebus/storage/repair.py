@@ -1,14 +1,15 @@
 """Repair of damaged files: the damaged bytes move to other files, and gaps replace them.
 
 The damaged bytes are stored first, and a file is replaced as a whole. So a crash loses nothing, and
-the next repair starts again. A server repairs only damage that is followed by intact data;
-`simplebus journal repair` also cuts off damaged ends of files.
+the next repair starts again. `simplebus journal repair` also records gaps at the end of the data,
+and in place of missing files. A server does not: it uses these sequences again.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -21,10 +22,13 @@ def describe_repairs(found: RecoveryResult) -> Iterator[str]:
     """Yield a description of each change that `apply_repairs` makes."""
     for repairs in _repairs_by_file(found):
         for repair in repairs:
-            yield (
-                f"{repair.path}: move bytes {repair.begin} to {repair.end - 1} to "
-                f"{unused_dropped_path(repair.path).name}; lost: {repair.lost}"
+            change = (
+                f"move bytes {repair.begin} to {repair.end - 1} to "
+                f"{unused_dropped_path(repair.path).name}"
+                if repair.begin < repair.end
+                else "record a gap"
             )
+            yield f"{repair.path}: {change}; lost: {repair.lost}"
     for path in _useless_files(found):
         yield f"{path}: rename to {unused_dropped_path(path).name}"
 
@@ -32,31 +36,38 @@ def describe_repairs(found: RecoveryResult) -> Iterator[str]:
 def apply_repairs(found: RecoveryResult) -> None:
     """Repair all damage of a locked journal. Raises OSError."""
     for repairs in _repairs_by_file(found):
-        repair_file(repairs)
+        _repair_file(repairs)
     for path in _useless_files(found):
         path.rename(unused_dropped_path(path))
         sync_directory(path.parent)
 
 
-def apply_gaps(found: RecoveryResult) -> None:
-    """Repair the damage that has later data in the same journal. Raises OSError."""
-    for repairs in _by_file(found.repairs):
-        repair_file(repairs)
+def apply_server_repairs(found: RecoveryResult) -> None:
+    """Repair the damage of a locked journal as a server does at its start. Raises OSError."""
+    for path in found.ignored_files:
+        path.rename(unused_dropped_path(path))
+    ignored = set(found.ignored_files)
+    ends = (replace(end, gap=b"") for end in found.torn_ends if end.path not in ignored)
+    for repairs in _by_file([*found.repairs, *(end for end in ends if end.begin < end.end)]):
+        _repair_file(repairs)
 
 
-def repair_file(repairs: list[SegmentRepair]) -> None:
-    """Apply the repairs of one file, in the order of their offsets. Raises OSError."""
+def _repair_file(repairs: list[SegmentRepair]) -> None:
+    """Apply the repairs of one file, in the order of their offsets."""
     path = repairs[0].path
-    data = path.read_bytes()
+    path.parent.mkdir(mode=0o750, exist_ok=True)
+    data = path.read_bytes() if path.exists() else b""
     pieces, damaged, offset = [], [], 0
     for repair in repairs:
         pieces += [data[offset : repair.begin], repair.gap]
         damaged.append(data[repair.begin : repair.end])
         offset = repair.end
-    moved = b"".join(damaged)
-    if moved.count(0) < len(moved):
+    moved = b"".join(damaged).rstrip(b"\0")
+    if moved:
         _write(unused_dropped_path(path), moved)
         sync_directory(path.parent)
+    elif not any(repair.gap for repair in repairs):
+        return
     draft = path.with_name(path.name + DRAFT)
     _write(draft, b"".join([*pieces, data[offset:]]))
     draft.replace(path)

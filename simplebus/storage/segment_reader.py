@@ -204,7 +204,6 @@ class SegmentReader:
                 class_id=read.class_id,
                 first=sequence + 1,
                 salt=self._salt,
-                magic=records.magic_of(os.pread(descriptor, len(records.MAGIC), 0)),
             )
             following = next(records_after, None)
             last = end if following is None else min(end, following.first)

@@ -1,10 +1,9 @@
 """Reading of segments and state files, with detection of damage.
 
-A damaged record is skipped and becomes a gap if the data after it was stored before the server
-ended; see `StoredBatches`. Otherwise a power failure may have torn the end of the data, which was
-not confirmed: the class then ends at the damaged record. No file is changed; `repair` describes the
-changes that make a gap permanent. A damaged record at the end of the data is also reported as
-damage, because a power failure may have removed later records.
+A damaged record is skipped and becomes a gap if no position needs its messages, or if the data
+after it was stored before the server ended; see `StoredBatches`. Otherwise a power failure may have
+torn the end of the data, which was not confirmed: the class then ends at the damaged record. No
+file is changed; `RecoveryResult` has the changes after which the damage is not found again.
 """
 
 from __future__ import annotations
@@ -48,19 +47,23 @@ class RecoveryResult:
     ignored_files: list[Path] = field(default_factory=list)
     """Files without valid data."""
     repairs: list[SegmentRepair] = field(default_factory=list)
-    """Changes of files after which the damage is not found again."""
+    """Repairs of damage that has later data."""
     torn_ends: list[SegmentRepair] = field(default_factory=list)
-    """Damage at the ends of files. It is not found again after new data is written."""
+    """Repairs of damage at the ends of the data, and of missing files. Their gaps contain the
+    messages that the state mentions. A server does not record these gaps: its next snapshot does
+    not mention the messages.
+    """
     snapshot_heads: dict[int, int] = field(default_factory=dict)
     """Head of each class in the last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRepair:
-    """Move of damaged bytes out of a file."""
+    """Move of damaged bytes out of a file, which may also be a new file."""
 
     path: Path
     begin: int
+    """Offset of the damaged bytes."""
     end: int
     """Offset after the damaged bytes."""
     gap: bytes
@@ -81,14 +84,18 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredBatches:
-    """Write batches that were stored before the server ended.
+    """Write batches that were stored before the server ended, and those that the state contains.
 
-    A damaged record among them is a fault of the medium. A later one may be torn by a power
+    A damaged record of a stored batch is a fault of the medium. A later one may be torn by a power
     failure.
     """
 
     snapshot_batch: int = -1
-    """Batches up to this one are older than the state, which was written after them."""
+    """Batches up to this one are older than the snapshot, which was written after them."""
+    state_batch: int = 0
+    """Newest batch whose changes the state contains."""
+    first_numbers_batch: int = 0
+    """First batch with message numbers that the state may not contain."""
     is_same_boot: bool = False
     """True if the machine has not restarted since the last batch: all written data is there, even
     if the process was killed.
@@ -103,6 +110,18 @@ class StoredBatches:
             or self.is_same_boot
             or (self.is_synced and batch_number <= last_batch_number - _BATCHES_IN_DOUBT)
         )
+
+    def is_after_state(self, record: Record) -> bool:
+        """Return True if a record is newer than the state.
+
+        If the state mentions such a sequence, it means another message with this sequence, which
+        was lost in a crash.
+        """
+        return record.batch_number > self.state_batch
+
+    def has_new_numbers(self, record: Record) -> bool:
+        """Return True if a record may contain message numbers that the state does not contain."""
+        return record.meta_bytes > 0 and record.batch_number >= self.first_numbers_batch
 
 
 # Two batches may be with the writer, and a third one at shutdown.
@@ -140,18 +159,21 @@ def _has_data(data: memoryview, offset: int) -> bool:
 
 
 def stored_batches(
-    state: RecoveredState, snapshot_batch: int, durability: Durability, boot_id: str
+    state: RecoveredState, first_new_batches: dict[str, int], durability: Durability, boot_id: str
 ) -> StoredBatches:
     """Return which write batches were stored before the server ended.
 
     Args:
         state: The state of the journal.
-        snapshot_batch: Write batch of the snapshot at the start of the state file; -1 for none.
+        first_new_batches: For each publisher name the first write batch whose records may contain
+            message numbers that the state does not contain; see `read_state`.
         durability: Durability to assume if the state does not name one.
         boot_id: Id of the current boot of the machine; empty if unknown.
     """
     return StoredBatches(
-        snapshot_batch,
+        snapshot_batch=first_new_batches[OTHER_PUBLISHERS] - 1,
+        state_batch=state.batch_number,
+        first_numbers_batch=min(first_new_batches.values()),
         is_same_boot=bool(boot_id) and state.boot_id == boot_id,
         is_synced=(durability if state.durability is None else state.durability) >= Durability.DISK,
     )
@@ -185,7 +207,6 @@ def read_state(
                 found.ignored_files.append(path)
             continue
         state, first_new_batches = RecoveredState(), {OTHER_PUBLISHERS: record.batch_number + 1}
-        snapshot_batch = record.batch_number
         while isinstance(record, Record):
             found.last_batch_number = max(found.last_batch_number, record.batch_number)
             try:
@@ -204,7 +225,7 @@ def read_state(
             )
             record = records.read_record(data, record.end, salt=salt)
             if isinstance(record, EndOfRecords):
-                stored = stored_batches(state, snapshot_batch, Durability.MEMORY, boot_id)
+                stored = stored_batches(state, first_new_batches, Durability.MEMORY, boot_id)
                 record = _skip_damaged_changes(path, data, record, state, stored, found, salt)
         return state, first_new_batches
     return RecoveredState(), {OTHER_PUBLISHERS: 0}
@@ -228,7 +249,6 @@ def _skip_damaged_changes(
             class_id=0,
             first=0,
             salt=salt,
-            magic=records.magic_of(data),
             kinds=(RecordKind.CHANGES,),
         )
         if record.batch_number > state.batch_number
@@ -261,7 +281,7 @@ class SegmentChain:
         *,
         salt: int,
         stored: StoredBatches,
-        known_head: int,
+        snapshot: ClassSnapshot | None,
         continue_at_sequence: int = -1,
         class_name: str = "",
     ) -> None:
@@ -274,8 +294,9 @@ class SegmentChain:
             found: Result to which problems are added.
             salt: Salt of the journal.
             stored: Batches after which damage is skipped.
-            known_head: Head of the class in the state. Data at or above it that is older than the
-                state was skipped by an earlier recovery, and is skipped again.
+            snapshot: The class in the state; None if the state does not contain the class. Data at
+                or above its head that is older than the state was skipped by an earlier recovery,
+                and is skipped again.
             continue_at_sequence: Sequence of a segment at which reading continues after missing
                 messages. They were already missing when its first message was accepted. -1 for
                 none.
@@ -284,25 +305,35 @@ class SegmentChain:
         self.class_id = class_id
         self.class_label = class_name or str(class_id)
         self.lost_count = 0
-        """Number of messages that are skipped at the end, as far as known."""
+        """Number of skipped or missing messages without later ones, as far as known."""
         self.gaps: list[Gap] = []
         """Messages that cannot be read, followed by messages that can."""
         self._time = 0.0
         """Time of the last record."""
         self._salt = salt
         self._stored = stored
-        self._known_head = known_head
+        self._has_state = snapshot is not None
+        self._floor = snapshot.floor if snapshot is not None else 0
+        """Lowest sequence that a position needs, according to the state."""
+        self._known_head = snapshot.head if snapshot is not None else 0
+        """Head of the class in the state."""
         self._continue_at = continue_at_sequence
         self.firsts = sorted(numbers(folder)) if folder.is_dir() else []
         self.first = self.firsts[0] if self.firsts else None
         """First sequence with a file; None without files."""
-        self.has_reported_end = False
-        """True if missing messages at the end were reported."""
-        self.head = self.firsts[0] if self.firsts else 0
+        self.head = self.firsts[0] if self.firsts else self._floor
         """Sequence after the last message, once all records were read."""
         self._folder = folder
         self._files = files
         self._found = found
+        self._has_reported_end = False
+        """True if missing messages at the end were reported."""
+        self._end = folder / file_name(self.head), 0, 0
+        """Path of the last file that was read, the offset up to which it was read, and its size."""
+        self._is_torn = False
+        """True if the rest of that file is damaged."""
+        self._skipped_end = 0
+        """Sequence after the last message that is skipped at the end, as far as known."""
         self._newest_batch: int | None = None
         """Result of `_find_newest_batch`; None before its first call."""
 
@@ -327,6 +358,14 @@ class SegmentChain:
         del self.firsts[:number]
         self.head = self.firsts[0]
 
+    def is_needed(self, record: Record) -> bool:
+        """Return True if recovery needs the content of a record of messages."""
+        return (
+            record.last > self._floor
+            or self._stored.is_after_state(record)
+            or self._stored.has_new_numbers(record)
+        )
+
     def records(self, is_wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
         """Yield the intact records that are wanted, with the data of their file."""
         for data, record in self.headers(is_wanted):
@@ -342,8 +381,9 @@ class SegmentChain:
             path = self._folder / file_name(first)
             data = self._files.read(path)
             position, batch_number = 0, 0
-            is_torn = is_damaged = is_unusable = False
+            is_unusable = False
             while True:
+                self._end = path, position, len(data)
                 if next_first is not None and self.head >= next_first:
                     if not self._is_outdated(next_first, data, position, batch_number):
                         self._cut_off_outdated(path, data, position)
@@ -355,36 +395,36 @@ class SegmentChain:
                 if isinstance(record, Record):
                     if record.kind == RecordKind.GAP:
                         self.gaps.append(Gap(record.first, record.last, is_new=False))
+                    elif self._is_unneeded_damage(data, record, next_first, is_wanted):
+                        self._skip_unneeded(path, record)
                     else:
-                        if next_first is None and not is_torn and not is_wanted(record):
-                            is_torn = not records.is_intact(data, record)
                         yield data, record
                     self.head, position, batch_number = record.last, record.end, record.batch_number
                     self._time = record.time
                     continue
-                problem = record.problem
-                if not problem and is_torn:  # A power failure may have removed later records.
-                    problem = "no data after a damaged record"
-                if not problem and not _has_data(data, position):
+                if not record.problem and not _has_data(data, position):
                     break
-                problem = problem or _NO_DATA
+                problem = record.problem or _NO_DATA
                 intact = self._intact_records_after(data, position, next_first, batch_number)
                 end = intact[-1].last if intact else self.head
                 can_continue = bool(intact) and self._can_continue_at(intact[0])
                 if can_continue:
                     end = intact[0].first
-                self._report(
-                    _describe_damage(path, position, problem, self.class_label, self.head, end),
-                    is_complete=not can_continue and bool(record.problem or intact),
-                )
+                elif next_first is None:
+                    end = max(end, self._known_head)
+                is_end = not can_continue and next_first is None
+                sentence = f"{path}: {problem} at byte {position}"
+                if self.head < end or is_end:
+                    sentence += f"; skipped {self._describe_skipped(end)}"
+                self._report(sentence, is_complete=is_end)
                 if not can_continue:
-                    is_damaged, is_unusable = True, position == 0
+                    self._is_torn, is_unusable = True, position == 0
                     if next_first is None:
                         self.lost_count += end - self.head
-                        self._add_torn_end(path, position, len(data))
+                        self._skipped_end = end
                     break
                 self._add_gap(path, position, intact[0].offset, intact[0])
-                position, is_torn = intact[0].offset, False
+                position = intact[0].offset
             if next_first is not None and self.head < next_first:
                 intact_lists = (self._find_intact(first) for first in self.firsts[index + 1 :])
                 following = next((found[0] for found in intact_lists if found), None)
@@ -393,14 +433,13 @@ class SegmentChain:
                 ):
                     if is_unusable:
                         self._found.ignored_files.append(path)
-                    elif is_damaged:  # The file is the last one now.
-                        self._add_torn_end(path, position, len(data))
                     self._ignore_rest(self.firsts[index + 1 :])
                     break
                 self._report(
                     f"{path}: missing {describe_range(self.class_label, self.head, next_first)}"
                 )
                 self._add_gap(path, position, len(data), following._replace(first=next_first))
+                self._is_torn = False
             elif is_unusable:  # The next segment to be written has the same name.
                 self._found.ignored_files.append(path)
 
@@ -475,9 +514,36 @@ class SegmentChain:
                 f"{self.head}"
             )
             return EndOfRecords(position, problem)
-        if is_wanted(record) and not records.is_intact(data, record):
+        if is_wanted(record) and self.is_needed(record) and not records.is_intact(data, record):
             return EndOfRecords(position, records.CHECKSUM_MISMATCH)
         return record
+
+    def _is_unneeded_damage(
+        self,
+        data: memoryview,
+        record: Record,
+        next_first: int | None,
+        is_wanted: Callable[[Record], bool],
+    ) -> bool:
+        """Return True if a record is damaged that recovery does not need.
+
+        All records of the last file are verified: no later file shows that they were stored.
+        """
+        return (
+            not self.is_needed(record)
+            and (next_first is None or is_wanted(record))
+            and not records.is_intact(data, record)
+        )
+
+    def _skip_unneeded(self, path: Path, record: Record) -> None:
+        """Report a damaged record that recovery does not need, and request a gap in its place."""
+        words = describe_range(self.class_label, record.first, record.last)
+        self._report(
+            f"{path}: {records.CHECKSUM_MISMATCH} at byte {record.offset}; skipped {words}, which "
+            "no position needs",
+            is_complete=False,
+        )
+        self._add_gap(path, record.offset, record.end, record._replace(first=record.last))
 
     def _intact_records_after(
         self, data: memoryview, position: int, next_first: int | None, batch_number: int
@@ -496,7 +562,6 @@ class SegmentChain:
             class_id=self.class_id,
             first=self.head,
             salt=self._salt,
-            magic=records.magic_of(data),
             kinds=_CLASS_KINDS,
         )
         return [
@@ -533,7 +598,6 @@ class SegmentChain:
                 class_id=self.class_id,
                 first=first,
                 salt=self._salt,
-                magic=records.magic_of(data),
                 kinds=_CLASS_KINDS,
             )
         )
@@ -554,15 +618,11 @@ class SegmentChain:
         paths = [self._folder / file_name(first) for first in firsts]
         data = self._files.read(paths[-1])
         last = records.find_records(
-            data,
-            0,
-            class_id=self.class_id,
-            first=firsts[-1],
-            salt=self._salt,
-            magic=records.magic_of(data),
+            data, 0, class_id=self.class_id, first=firsts[-1], salt=self._salt
         )
         end = max((record.last for record in last), default=firsts[-1])
         self.lost_count += end - self.head
+        self._skipped_end = end
         self._report(
             f"{paths[0]}: {describe_range(self.class_label, self.head, firsts[0])} missing before "
             f"this file; ignored {len(paths)} files; skipped "
@@ -570,26 +630,55 @@ class SegmentChain:
         )
         self._found.ignored_files += paths
 
-    def _add_torn_end(self, path: Path, begin: int, end: int) -> None:
-        """Record damage at the end of the class. Messages that the state contains become a gap."""
-        count, gap = self._known_head - self.head, b""
-        if 0 < count <= records.GAP_MESSAGES_MAX:
-            number = self._found.last_batch_number
-            gap = records.encode_gap(
-                self.class_id, self.head, count, number, self._time, salt=self._salt
+    def report_missing(self) -> None:
+        """Report messages that the state mentions and that have no file, after all records were
+        read. Request the repair of a damaged end, and gaps for the missing messages.
+        """
+        if self._has_state and self.first is not None and self._floor < self.first:
+            self.lost_count += self.first - self._floor
+            missing = describe_range(self.class_label, self._floor, self.first)
+            self._report(f"{self._folder}: no file for {missing}", is_complete=False)
+            path = self._folder / file_name(self._floor)
+            gap = self._encode_gap(self._floor, self.first, batch_number=0)
+            self._found.torn_ends.append(SegmentRepair(path, 0, 0, gap, missing))
+        if self.head < self._known_head and not self._has_reported_end:
+            self.lost_count += self._known_head - self.head
+            lost = describe_range(self.class_label, self.head, self._known_head)
+            self._report(
+                f"{self._folder}: lost {lost}, which were stored but may never have been confirmed"
             )
-        lost = (
-            describe_range(self.class_label, self.head, self._known_head)
-            if gap
-            else "no known message"
+        self._repair_end()
+
+    def _repair_end(self) -> None:
+        """Request the repair of the end of the class. Messages that the state contains become a
+        gap.
+        """
+        path, begin, size = self._end
+        gap = self._encode_gap(self.head, self._known_head, self._found.last_batch_number)
+        if self._is_torn or gap:
+            end = max(self._skipped_end, self._known_head)
+            lost = self._describe_skipped(end)
+            self._found.torn_ends.append(SegmentRepair(path, begin, size, gap, lost))
+
+    def _describe_skipped(self, end: int) -> str:
+        """Return the messages from the head up to `end` in words."""
+        if self.head < end:
+            return describe_range(self.class_label, self.head, end)
+        return f"data from message {self.head} of class {self.class_label} on"
+
+    def _encode_gap(self, first: int, end: int, batch_number: int) -> bytes:
+        """Encode the messages first..end-1 as missing; empty if there are none or too many."""
+        if not 0 < end - first <= records.GAP_MESSAGES_MAX:
+            return b""
+        return records.encode_gap(
+            self.class_id, first, end - first, batch_number, self._time, salt=self._salt
         )
-        self._found.torn_ends.append(SegmentRepair(path, begin, end, gap, lost))
 
     def _report(self, sentence: str, *, is_complete: bool = True) -> None:
         """Add a problem. `is_complete` is True if missing messages at the end need no further
         report.
         """
-        self.has_reported_end |= is_complete
+        self._has_reported_end |= is_complete
         self._found.problems.append(sentence)
 
 
@@ -598,41 +687,9 @@ def report_missing_state(folder: Path, state: RecoveredState, found: RecoveryRes
     if found.last_batch_number > 1 and not state.batch_number and not found.problems:
         found.problems.append(
             f"{folder}: no state file although messages are stored; class names, durables, "
-            "acknowledgements and publisher states are lost"
+            "acknowledgements and publisher states are lost; a server writes a new state when it "
+            "starts"
         )
-
-
-def report_missing_messages(
-    folder: Path, snapshot: ClassSnapshot | None, segments: SegmentChain, found: RecoveryResult
-) -> int:
-    """Report messages that the state mentions and that have no file.
-
-    Returns:
-        The number of these messages.
-    """
-    missing = 0
-    if snapshot is None:
-        return 0
-    if segments.first is not None and snapshot.floor < segments.first:
-        missing += segments.first - snapshot.floor
-        unfiled = describe_range(segments.class_label, snapshot.floor, segments.first)
-        found.problems.append(f"{folder}: no file for {unfiled}")
-    head = snapshot.floor if segments.first is None else segments.head
-    if head < snapshot.head and not segments.has_reported_end:
-        missing += snapshot.head - head
-        lost = describe_range(segments.class_label, head, snapshot.head)
-        found.problems.append(
-            f"{folder}: lost {lost}, which were stored but may never have been confirmed"
-        )
-    return missing
-
-
-def _describe_damage(
-    path: Path, position: int, problem: str, class_label: str, first: int, end: int
-) -> str:
-    """Return where a file is damaged and which messages first..end-1 are known to be skipped."""
-    text = f"{path}: {problem} at byte {position}"
-    return text + (f"; skipped {describe_range(class_label, first, end)}" if first < end else "")
 
 
 def describe_range(class_label: str, first: int, end: int) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from simplebus.commands.journal import app
+from simplebus.core.protocol.durability import Durability
 from simplebus.storage.errors import JournalError, JournalInUseError
 from tests.behaviour.wire_peer_v2 import (
     ack,
@@ -19,7 +22,7 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
 )
 from tests.storage.journaled_broker import KeptBus
-from tests.storage.test_recovery import ends
+from tests.storage.test_recovery import ends, segments
 
 
 @pytest.fixture
@@ -123,6 +126,78 @@ def test_repair_leaves_an_intact_journal(tmp_path: Path, place: str) -> None:
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     lost = set() if place == "state" else {record}
     assert set(reader.receive_message_ids()) == set(range(8)) - lost
+    bus.crash()
+
+
+def remove_first_file(path: Path) -> None:
+    segments(path)[0].unlink()
+
+
+def remove_last_file(path: Path) -> None:
+    segments(path)[-1].unlink()
+
+
+def remove_last_file_after_damage(path: Path) -> None:
+    flip_bit(segments(path)[0], 60)
+    segments(path)[-1].unlink()
+
+
+def remove_folder(path: Path) -> None:
+    shutil.rmtree(path / "classes" / "00001")
+
+
+def damage_last_two_files(path: Path) -> None:
+    """After a power cut, the last file is dropped, because the file before it is damaged."""
+    for segment in segments(path)[-2:]:
+        flip_bit(segment, 5)
+
+
+def flip_bit(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "level", "missing_count"),
+    [
+        (remove_first_file, Durability.DISK, 1),
+        (remove_first_file, Durability.OS, 1),
+        (remove_last_file, Durability.DISK, 1),
+        (remove_last_file, Durability.OS, 1),
+        (remove_last_file_after_damage, Durability.DISK, 2),
+        (remove_last_file_after_damage, Durability.OS, 6),
+        (remove_folder, Durability.DISK, 6),
+        (damage_last_two_files, Durability.DISK, 2),
+        (damage_last_two_files, Durability.OS, 2),
+    ],
+)
+def test_repair_records_missing_messages(
+    tmp_path: Path, damage: Callable[[Path], None], level: Durability, missing_count: int
+) -> None:
+    """At `os`, damage in a batch after the snapshot ends the class after a power cut."""
+    bus = KeptBus(tmp_path, segment_bytes=1, level=level, boot="first")
+    connect_version2(bus, subscribe(1, 5, durable="billing"))
+    peer = connect_version2(bus, name="till")
+    for number in range(6):
+        peer.send(publish(1, number, b"%d" % number))
+        bus.broker.clock.now += 1
+        bus.sync()
+    bus.crash()
+    damage(tmp_path)
+    content = {path: path.read_bytes() for path in tmp_path.rglob("*.log*")}
+    planned = run("repair", tmp_path, "--dry-run")
+    assert content == {path: path.read_bytes() for path in tmp_path.rglob("*.log*")}
+    repaired = run("repair", tmp_path)
+    assert repaired.exit_code == 0
+    assert set(planned.stdout.splitlines()) <= set(repaired.stdout.splitlines())
+    assert run("repair", tmp_path).stdout.startswith("nothing to repair\n")
+    verified = run("verify", tmp_path).stdout
+    assert f"intact: {6 - missing_count} messages in" in verified
+    bus = KeptBus(tmp_path, level=level, boot="second")
+    assert (bus.found.problems, bus.broker.classes[1].ring.head) == ([], 6)
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    assert len(reader.receive_message_ids()) == 6 - missing_count
     bus.crash()
 
 

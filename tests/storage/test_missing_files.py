@@ -151,6 +151,28 @@ def test_damaged_start_of_a_file_after_a_torn_end_is_skipped(tmp_path: Path) -> 
         bus.crash()
 
 
+def test_data_after_a_torn_end_stays_dropped_without_later_file(tmp_path: Path) -> None:
+    """The first recovery moves the data away, so its sequences can be used again."""
+    bus = KeptBus(tmp_path, level=Durability.OS, boot="first")
+    for number in range(4):
+        connect_version2(bus, publish(1, 0, b"old %d" % number))
+        bus.sync()
+    bus.crash()
+    (torn_segment,) = segments(tmp_path)
+    damage_record(torn_segment, 2)
+    bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
+    connect_version2(bus, publish(1, 0, b"new"))
+    bus.sync()
+    bus.close()
+    segments(tmp_path)[1].unlink()
+    for _ in range(2):
+        bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
+        assert payloads(bus) == [b"old 0", b"old 1"]
+        bus.crash()
+    (dropped,) = torn_segment.parent.glob("*.dropped*")
+    assert b"old 3" in dropped.read_bytes()
+
+
 def damage_record(path: Path, number: int) -> None:
     """Flip a bit in the header of a record."""
     data = bytearray(path.read_bytes())

@@ -20,7 +20,7 @@ from simplebus.core.settings import Settings
 from simplebus.storage import records
 from simplebus.storage.directory import open_directory
 from simplebus.storage.errors import JournalError
-from simplebus.storage.file_names import STAMP
+from simplebus.storage.file_names import STAMP, dropped_name
 from simplebus.storage.inspection import JournalInspection
 from simplebus.storage.records import HEADER_BYTES, Record
 from tests.behaviour.wire_peer import numbered
@@ -106,7 +106,7 @@ def test_damage_at_the_end_ends_the_class(tmp_path: Path) -> None:
     (path,) = segments(tmp_path)
     data = path.read_bytes()
     bounds = ends(path)
-    for offset in range(bounds[-2], bounds[-2] + HEADER_BYTES):
+    for number, offset in enumerate(range(bounds[-2], bounds[-2] + HEADER_BYTES), 1):
         damaged = bytearray(data)
         damaged[offset] ^= 1 << offset % 8
         path.write_bytes(damaged)
@@ -115,7 +115,9 @@ def test_damage_at_the_end_ends_the_class(tmp_path: Path) -> None:
         assert next_number_found == len(sent) - BATCH_SIZE
         assert len(dropped) == 1
         assert str(path) in dropped[0]
-        assert path.read_bytes() == damaged
+        assert path.read_bytes() == data[: bounds[-2]]
+        moved = path.with_name(dropped_name(0, number)).read_bytes()
+        assert moved == damaged[bounds[-2] : bounds[-1]]
 
 
 @pytest.mark.parametrize("is_header", [True, False])
@@ -457,10 +459,11 @@ def test_reports_messages_after_damage(tmp_path: Path) -> None:
     bus.crash()
 
 
-@pytest.mark.parametrize("intact_count", [0, 1])
-def test_zeros_after_unneeded_damage_are_reported(tmp_path: Path, intact_count: int) -> None:
-    """A power cut may leave pages of zeros in the middle of a file."""
-    bus = KeptBus(tmp_path)
+def publish_four_and_ack_two(path: Path, *, boot: str = "", level: Durability) -> Path:
+    """Publish four messages in batches of their own, and acknowledge two of them before the others
+    are published. Returns the path of the file.
+    """
+    bus = KeptBus(path, level=level, boot=boot)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     for number in range(4):
         connect_version2(bus, publish(1, 0, b"%d" % number))
@@ -471,7 +474,39 @@ def test_zeros_after_unneeded_damage_are_reported(tmp_path: Path, intact_count: 
             bus.broker.clock.now += 1
             bus.sync()
     bus.crash()
-    (path,) = segments(tmp_path)
+    (segment,) = segments(path)
+    return segment
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("boot", ["first", "second"])
+@pytest.mark.parametrize("level", [Durability.DISK, Durability.OS])
+def test_damage_of_an_unneeded_record_is_recorded_once(
+    tmp_path: Path, number: int, boot: str, level: Durability
+) -> None:
+    path = publish_four_and_ack_two(tmp_path, boot="first", level=level)
+    data = bytearray(path.read_bytes())
+    bounds = ends(path)
+    data[bounds[number + 1] - 1] ^= 1
+    path.write_bytes(data)
+    bus = KeptBus(tmp_path, level=level, boot=boot)
+    (problem,) = bus.found.problems
+    assert problem.endswith(
+        f"checksum mismatch at byte {bounds[number]}; skipped message {number} of class 1, which "
+        "no position needs"
+    )
+    assert (payloads(bus), bus.statistics(1).dropped) == ([b"2", b"3"], {})
+    assert path.with_name(path.name + ".dropped").read_bytes() in data
+    bus.crash()
+    bus = KeptBus(tmp_path, level=level, boot=boot)
+    assert (payloads(bus), bus.found.problems) == ([b"2", b"3"], [])
+    bus.crash()
+
+
+@pytest.mark.parametrize("intact_count", [0, 1])
+def test_zeros_after_unneeded_damage_are_reported(tmp_path: Path, intact_count: int) -> None:
+    """A power cut may leave pages of zeros in the middle of a file."""
+    path = publish_four_and_ack_two(tmp_path, level=Durability.DISK)
     data = bytearray(path.read_bytes())
     bounds = ends(path)
     torn, intact_end = bounds[2] - 1, bounds[4 - intact_count]
@@ -483,15 +518,20 @@ def test_zeros_after_unneeded_damage_are_reported(tmp_path: Path, intact_count: 
     ]
     bus = KeptBus(tmp_path)
     assert (payloads(bus), bus.broker.classes[1].ring.head) == ([], 2)
-    for (problem,) in inspection.problems, bus.found.problems:
-        assert f"no data after a damaged record at byte {bounds[2]}" in problem
-    assert problem.endswith("skipped messages 2-3 of class 1 (2 messages)") == bool(intact_count)
+    unneeded, *zeros = bus.found.problems
+    assert f"checksum mismatch at byte {bounds[1]}; skipped message 1 of class 1" in unneeded
+    assert [
+        problem.endswith(
+            f"no data before later data at byte {bounds[2]}; skipped messages 2-3 of class 1 "
+            "(2 messages)"
+        )
+        for problem in zeros
+    ] == [True] * intact_count
     assert bus.statistics(1).dropped.get(Reason.DAMAGED, 0) == 2 * intact_count
-    connect_version2(bus, publish(1, 0, b"more"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    assert (payloads(bus), bus.found.problems) == ([b"more"], [])
+    assert (payloads(bus), bus.found.problems) == ([], [])
     bus.crash()
 
 
