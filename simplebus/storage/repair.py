@@ -66,8 +66,6 @@ def _repair_file(repairs: list[SegmentRepair]) -> None:
     if moved:
         _write(unused_dropped_path(path), moved)
         sync_directory(path.parent)
-    elif not any(repair.gap for repair in repairs):
-        return
     draft = path.with_name(path.name + DRAFT)
     _write(draft, b"".join([*pieces, data[offset:]]))
     draft.replace(path)

@@ -19,7 +19,7 @@ from simplebus.core.protocol.durability import Durability
 from simplebus.core.snapshot import ClassSnapshot, RecoveredState, decode_changes
 from simplebus.storage import records
 from simplebus.storage.errors import JournalError
-from simplebus.storage.file_names import file_name, file_number
+from simplebus.storage.file_names import CLASSES, class_id_of, file_name, file_number
 from simplebus.storage.records import EndOfRecords, Record, RecordKind
 
 _CLASS_KINDS = (RecordKind.MESSAGES, RecordKind.GAP)
@@ -41,7 +41,9 @@ class RecoveryResult:
 
     message_count: int = 0
     last_batch_number: int = 0
-    """Highest number of a write batch."""
+    """Highest number of a write batch that was found."""
+    has_newest_batch: bool = False
+    """True if `last_batch_number` is the highest number in all files."""
     problems: list[str] = field(default_factory=list)
     """Descriptions of the damage and of the skipped messages."""
     ignored_files: list[Path] = field(default_factory=list)
@@ -257,7 +259,8 @@ def _skip_damaged_changes(
         return damage
     problem = damage.problem or _NO_DATA
     sentence = f"{path}: {problem} at byte {damage.offset}; skipped "
-    if intact and stored.contains(intact[0].batch_number, intact[-1].batch_number):
+    newest = _find_newest_batch(path.parent.parent / CLASSES, found, salt) if intact else 0
+    if intact and stored.contains(intact[0].batch_number, max(newest, intact[-1].batch_number)):
         count = intact[0].offset - damage.offset
         found.problems.append(f"{sentence}{count} bytes of changes of durables and publishers")
         lost = "changes of durables and publishers"
@@ -334,8 +337,6 @@ class SegmentChain:
         """True if the rest of that file is damaged."""
         self._skipped_end = 0
         """Sequence after the last message that is skipped at the end, as far as known."""
-        self._newest_batch: int | None = None
-        """Result of `_find_newest_batch`; None before its first call."""
 
     def starts(self) -> list[SegmentStart]:
         """Return the first record header of each segment."""
@@ -576,31 +577,12 @@ class SegmentChain:
         """Return True if damage before `record` is skipped."""
         if record.batch_number <= self._stored.snapshot_batch:
             return record.first < self._known_head
-        newest = max(self._found.last_batch_number, self._find_newest_batch())
+        newest = _find_newest_batch(self._folder.parent, self._found, self._salt)
         return self._stored.contains(record.batch_number, newest)
-
-    def _find_newest_batch(self) -> int:
-        """Return the newest write batch of the class that has an intact record; 0 for none."""
-        if self._newest_batch is None:
-            last_records = (self._find_intact(first) for first in reversed(self.firsts))
-            last = next((found[-1] for found in last_records if found), None)
-            self._newest_batch = 0 if last is None else last.batch_number
-        return self._newest_batch
 
     def _find_intact(self, first: int) -> list[Record]:
         """Return the intact records of a segment, wherever they begin."""
-        # Another buffer is used, because the data of the present segment must stay valid.
-        data = FileBuffer().read(self._folder / file_name(first))
-        return list(
-            records.find_records(
-                data,
-                0,
-                class_id=self.class_id,
-                first=first,
-                salt=self._salt,
-                kinds=_CLASS_KINDS,
-            )
-        )
+        return _find_intact(self._folder, self.class_id, first, self._salt)
 
     def _add_gap(self, path: Path, begin: int, end: int, record: Record) -> None:
         """Skip the messages before `record`, which the bytes from `begin` to `end` do not hold."""
@@ -680,6 +662,37 @@ class SegmentChain:
         """
         self._has_reported_end |= is_complete
         self._found.problems.append(sentence)
+
+
+def _find_newest_batch(folder: Path, found: RecoveryResult, salt: int) -> int:
+    """Return the newest write batch that was found, also in files that were not read yet.
+
+    The batches after a damaged record may have messages of other classes only.
+
+    Args:
+        folder: Directory of the classes.
+        found: Result in which the batch is stored.
+        salt: Salt of the journal.
+    """
+    newest = found.last_batch_number
+    for class_folder in () if found.has_newest_batch else folder.iterdir():
+        class_id = class_id_of(class_folder.name)
+        if class_id is not None:
+            firsts = sorted(numbers(class_folder), reverse=True)
+            lists = (_find_intact(class_folder, class_id, first, salt) for first in firsts)
+            last = next((intact[-1] for intact in lists if intact), None)
+            newest = max(newest, 0 if last is None else last.batch_number)
+    found.last_batch_number, found.has_newest_batch = newest, True
+    return newest
+
+
+def _find_intact(folder: Path, class_id: int, first: int, salt: int) -> list[Record]:
+    """Return the intact records of a segment, wherever they begin."""
+    # Another buffer is used, because the data of the present segment must stay valid.
+    data = FileBuffer().read(folder / file_name(first))
+    return list(
+        records.find_records(data, 0, class_id=class_id, first=first, salt=salt, kinds=_CLASS_KINDS)
+    )
 
 
 def report_missing_state(folder: Path, state: RecoveredState, found: RecoveryResult) -> None:
