@@ -259,8 +259,9 @@ def _skip_damaged_changes(
         return damage
     problem = damage.problem or _NO_DATA
     sentence = f"{path}: {problem} at byte {damage.offset}; skipped "
-    newest = _find_newest_batch(path.parent.parent / CLASSES, found, salt) if intact else 0
-    if intact and stored.contains(intact[0].batch_number, max(newest, intact[-1].batch_number)):
+    if intact:
+        found.last_batch_number = max(found.last_batch_number, intact[-1].batch_number)
+    if intact and _is_stored(intact[0], stored, path.parent.parent / CLASSES, found, salt):
         count = intact[0].offset - damage.offset
         found.problems.append(f"{sentence}{count} bytes of changes of durables and publishers")
         lost = "changes of durables and publishers"
@@ -577,8 +578,7 @@ class SegmentChain:
         """Return True if damage before `record` is skipped."""
         if record.batch_number <= self._stored.snapshot_batch:
             return record.first < self._known_head
-        newest = _find_newest_batch(self._folder.parent, self._found, self._salt)
-        return self._stored.contains(record.batch_number, newest)
+        return _is_stored(record, self._stored, self._folder.parent, self._found, self._salt)
 
     def _find_intact(self, first: int) -> list[Record]:
         """Return the intact records of a segment, wherever they begin."""
@@ -602,7 +602,7 @@ class SegmentChain:
         last = records.find_records(
             data, 0, class_id=self.class_id, first=firsts[-1], salt=self._salt
         )
-        end = max((record.last for record in last), default=firsts[-1])
+        end = max(max((record.last for record in last), default=firsts[-1]), self._known_head)
         self.lost_count += end - self.head
         self._skipped_end = end
         self._report(
@@ -664,25 +664,40 @@ class SegmentChain:
         self._found.problems.append(sentence)
 
 
-def _find_newest_batch(folder: Path, found: RecoveryResult, salt: int) -> int:
-    """Return the newest write batch that was found, also in files that were not read yet.
+def _is_stored(
+    record: Record, stored: StoredBatches, folder: Path, found: RecoveryResult, salt: int
+) -> bool:
+    """Return True if a record was stored before the server ended.
 
-    The batches after a damaged record may have messages of other classes only.
+    If the batches that were found so far do not show that, the newest batch is searched in all
+    files: later batches may have messages of other classes only.
 
     Args:
+        record: A record.
+        stored: Batches that were stored.
         folder: Directory of the classes.
-        found: Result in which the batch is stored.
+        found: Result of reading so far, to which the newest batch is added.
         salt: Salt of the journal.
     """
-    newest = found.last_batch_number
-    for class_folder in () if found.has_newest_batch else folder.iterdir():
+    if stored.contains(record.batch_number, found.last_batch_number):
+        return True
+    if stored.is_synced and not found.has_newest_batch:
+        found.has_newest_batch = True
+        newest = _find_newest_batch(folder, salt)
+        found.last_batch_number = max(found.last_batch_number, newest)
+    return stored.contains(record.batch_number, found.last_batch_number)
+
+
+def _find_newest_batch(folder: Path, salt: int) -> int:
+    """Return the newest write batch of which any class has intact messages; 0 for none."""
+    newest = 0
+    for class_folder in folder.iterdir():
         class_id = class_id_of(class_folder.name)
         if class_id is not None:
             firsts = sorted(numbers(class_folder), reverse=True)
             lists = (_find_intact(class_folder, class_id, first, salt) for first in firsts)
             last = next((intact[-1] for intact in lists if intact), None)
             newest = max(newest, 0 if last is None else last.batch_number)
-    found.last_batch_number, found.has_newest_batch = newest, True
     return newest
 
 
