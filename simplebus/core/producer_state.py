@@ -241,8 +241,10 @@ class ProducerStates:
         """
         producer = claim.producer
         is_other_run = claim.is_other_instance or not producer.instance
-        if is_other_bus or (is_other_run and unconfirmed is None):
-            self.skip_known_numbers(producer)
+        if is_other_bus and not claim.is_other_instance:
+            self._skip_numbers_of_same_instance(producer)
+        elif is_other_bus or (is_other_run and unconfirmed is None):
+            self.restart_at(producer, producer.end_number)
         elif unconfirmed is None:
             self.resume_without_confirmed(producer)
         elif claim.is_other_instance and not producer.is_uncertain:
@@ -267,9 +269,18 @@ class ProducerStates:
     def __iter__(self) -> Iterator[ProducerState]:
         return iter(self._by_key.values())
 
-    def skip_known_numbers(self, producer: ProducerState) -> None:
-        """Continue above all stored and refused numbers."""
-        self.restart_at(producer, producer.end_number)
+    def _skip_numbers_of_same_instance(self, producer: ProducerState) -> None:
+        """Continue above all stored and refused numbers, after a Connect with another bus.
+
+        This Connect may have been delayed, so that its publisher has already used the numbers in
+        another session, and comes again. So refusals are kept. If numbers are missing, the state
+        continues at a number that the publisher cannot have used.
+        """
+        refusals, next_number = producer.refusals, producer.end_number
+        if producer.stored_ahead is not None:
+            next_number = (next_number + PRODUCER_TAKEOVER_STEP) & MESSAGE_ID_MASK
+        self.restart_at(producer, next_number)
+        self._set_refusals(producer, refusals)
 
     def resume_without_confirmed(self, producer: ProducerState) -> None:
         """Continue for a publisher whose Connect has no unconfirmed number.

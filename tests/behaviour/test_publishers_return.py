@@ -9,12 +9,19 @@ from hypothesis import strategies as st
 
 from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason
-from simplebus.core.limits import PRODUCER_REFUSALS_MAX, Limits
+from simplebus.core.limits import PRODUCER_REFUSALS_MAX, PRODUCER_TAKEOVER_STEP, Limits
 from simplebus.core.producer_state import NumberBitmap, ProducerState, ProducerStates
 from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.frames import MESSAGE
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import Version2Peer, connect_request, connect_version2, publish
+from tests.behaviour.wire_peer_v2 import (
+    Version2Peer,
+    channel_envelope,
+    connect_request,
+    connect_version2,
+    publish,
+    publish_envelopes,
+)
 from tests.client.core.client_and_broker import ClientAndBroker
 
 
@@ -51,12 +58,33 @@ def test_next_instance_continues_after_used_numbers() -> None:
     assert pair.statistics().published == 3
 
 
-def test_publisher_from_another_bus_gets_new_numbers() -> None:
+@pytest.mark.parametrize(
+    ("instance", "following"), [("one", 3 + PRODUCER_TAKEOVER_STEP), ("two", 3)]
+)
+def test_publisher_from_another_bus_gets_new_numbers(instance: str, following: int) -> None:
+    """Message 1 is missing: the same instance must not take it for stored if it comes again."""
     bus = BrokerHarness()
     bus.broker = create_bus_without_message_1("one")
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(connect_request(1, name="tester", instance="one", unconfirmed=2, bus="two"))
-    assert peer.receive_replies()[0].content["next"] == 3
+    peer.send(connect_request(1, name="tester", instance=instance, unconfirmed=2, bus="two"))
+    assert peer.receive_replies()[0].content["next"] == following
+
+
+def test_late_connect_with_another_bus_hides_no_refusal() -> None:
+    """A Connect of an earlier session arrives after a later session has published."""
+    bus = BrokerHarness()
+    late = Version2Peer(bus, bus.broker.open_session())
+    peer = Version2Peer(bus, bus.broker.open_session())
+    identity: dict[str, object] = {"name": "tester", "instance": "one", "unconfirmed": 0}
+    peer.send(connect_request(1, bus="before", **identity))
+    bus_id = peer.receive_replies()[0].content["bus"]
+    valid_envelope = channel_envelope("orders", b"valid")
+    peer.send(publish_envelopes(1, 0, valid_envelope, b"\xff", valid_envelope))
+    late.send(connect_request(1, bus="before", **identity))
+    assert late.receive_replies()[0].content["next"] == 3
+    peer = Version2Peer(bus, bus.broker.open_session())
+    peer.send(connect_request(1, bus=bus_id, **identity))
+    assert peer.receive_replies()[0].content["next"] == 1
 
 
 @pytest.mark.parametrize("unconfirmed", [5, 1 << 29, 1 << 30, (1 << 31) - 1])
