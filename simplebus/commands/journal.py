@@ -107,6 +107,7 @@ def repair(
     from pathlib import Path
 
     from simplebus.storage.directory import lock_existing
+    from simplebus.storage.errors import JournalError
     from simplebus.storage.inspection import JournalInspection
     from simplebus.storage.repair import apply_repairs, describe_repairs
 
@@ -118,11 +119,14 @@ def repair(
         steps = list(describe_repairs(inspection.found))
         for step in steps:
             typer.echo(step)
+        if dry_run and steps:
+            raise typer.Exit(1)
         if not steps:
             typer.echo("nothing to repair")
-        elif dry_run:
-            return
-        apply_repairs(inspection.found)
+        try:
+            apply_repairs(inspection.found)
+        except OSError as error:
+            raise JournalError(f"cannot repair {directory}: {error.strerror}") from None
         verify(directory)
 
 

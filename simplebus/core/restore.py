@@ -171,19 +171,22 @@ class BrokerRestorer:
         while cls.ring.head < sequence:
             count = min(sequence - cls.ring.head, _MISSING_AT_ONCE)
             times = np.full(count, self._broker.clock.now)
-            self.append_messages(cls, cls.ring.head, empty_messages(cls.class_id, count), times)
+            first = cls.ring.head
+            self.append_messages(cls, first, empty_messages(cls.class_id, count), times)
+            if cls.has_last_values:
+                cls.last_values.skip_missing(first, cls.ring.head)
 
     def skip_missing(self, class_id: int, first: int, last: int, *, is_new: bool) -> None:
-        """Skip the messages first..last-1, which cannot be read.
+        """Skip needed messages first..last-1, which cannot be read.
 
-        With `is_new` they are counted: as undelivered by each position that needs them, or by the
-        class if it has no positions.
+        Each position that needs them counts them as undelivered. Without positions, the class
+        counts them if they are not known to be missing: `is_new`.
         """
         cls = self._broker.classes[class_id]
         if is_new and not cls.positions:
             cls.dropped_counts[Reason.DAMAGED] += last - first
         first = max(first, cls.first_sequence)
-        for position in cls.positions if is_new and first < last else ():
+        for position in cls.positions if first < last else ():
             position.skip_unavailable(first, last, Reason.DAMAGED)
         self.restore_purge(class_id, first, last, None)
 

@@ -278,6 +278,14 @@ class RecoveredState:
         self.batch_number = 0
         """Write batch of the last changes. They contain nothing of later batches."""
 
+    def find_class(self, class_id: int) -> ClassSnapshot | None:
+        """Return a class, an empty class in place of a removed one, or None if it is unknown."""
+        removed = self.removed_classes.get(class_id)
+        if removed is None:
+            return self.classes.get(class_id)
+        window = WindowSnapshot(removed.head, removed.head)
+        return ClassSnapshot(class_id, removed.name, removed.head, removed.head, window)
+
     def apply_changes(self, changes: StateChanges, batch_number: int) -> None:
         """Apply the next changes, which write batch `batch_number` contains."""
         self.batch_number = batch_number

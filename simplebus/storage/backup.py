@@ -26,6 +26,7 @@ from simplebus.storage.file_names import CLASSES, DRAFT, LOCK, STAMP, STATE
 from simplebus.storage.inspection import JournalInspection
 
 _TRIES_MAX = 100
+_COPIES_MAX = 3
 _TIME_RESOLUTION_NS = 100_000_000
 """Time within which two changes of a file may get the same time; kernels use 1 to 10 ms."""
 
@@ -61,25 +62,36 @@ def back_up(source: Path, target: Path) -> CopyResult:
             f"journal of {result.bus_id}; expected another directory"
         )
     with _prepared(target):
-        _copy_changed(source, target, _list_files(source, CLASSES), result)
-        for _ in range(_TRIES_MAX):
-            before = _list_files(source, CLASSES)
-            states = _list_files(source, STATE)
-            _copy_changed(source, target, states, result, suffix=DRAFT)
-            segments = _list_files(source, CLASSES)
-            _copy_changed(source, target, segments, result)
-            are_states_there = states.keys() <= _list_files(source, STATE).keys()
-            if are_states_there and before.keys() <= segments.keys():
+        for remaining_count in reversed(range(_COPIES_MAX)):
+            _copy_journal(source, target, result)
+            try:
+                _verify(target, result, cuts_ends=True)
                 break
-        else:
-            raise JournalError(f"{source}: files are removed faster than they can be copied")
-        for path in states:
-            with contextlib.suppress(FileNotFoundError):  # It had not changed.
-                (target / f"{path}{DRAFT}").replace(target / path)
-        _copy_file(source / STAMP, target / STAMP)
-        _remove_stale_files(target, segments.keys() | states.keys())
-        _verify(target, result, cuts_ends=True)
+            except JournalError:  # The server may have written to a file while it was copied.
+                if not remaining_count:
+                    raise
     return result
+
+
+def _copy_journal(source: Path, target: Path, result: CopyResult) -> None:
+    """Copy the files that are new or have changed, and remove those that the journal lacks."""
+    _copy_changed(source, target, _list_files(source, CLASSES), result)
+    for _ in range(_TRIES_MAX):
+        before = _list_files(source, CLASSES)
+        states = _list_files(source, STATE)
+        _copy_changed(source, target, states, result, suffix=DRAFT)
+        segments = _list_files(source, CLASSES)
+        _copy_changed(source, target, segments, result)
+        are_states_there = states.keys() <= _list_files(source, STATE).keys()
+        if are_states_there and before.keys() <= segments.keys():
+            break
+    else:
+        raise JournalError(f"{source}: files are removed faster than they can be copied")
+    for path in states:
+        with contextlib.suppress(FileNotFoundError):  # It had not changed.
+            (target / f"{path}{DRAFT}").replace(target / path)
+    _copy_file(source / STAMP, target / STAMP)
+    _remove_stale_files(target, segments.keys() | states.keys())
 
 
 def restore(backup: Path, target: Path) -> CopyResult:
@@ -187,8 +199,8 @@ def _verify(journal: Path, result: CopyResult, *, cuts_ends: bool = False) -> No
     """
     inspection = JournalInspection(journal, reads_past_damage=False)
     summaries = list(inspection.summaries(verify=True))
-    if cuts_ends and inspection.found.torn_ends:
-        for end in inspection.found.torn_ends:
+    if cuts_ends and inspection.found.end_repairs:
+        for end in inspection.found.end_repairs:
             if not end.gap:
                 os.truncate(end.path, end.begin)
         return _verify(journal, result)

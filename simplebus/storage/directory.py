@@ -1,6 +1,6 @@
 """Directory of a journal: format, identity and lock.
 
-A directory that was not created by simplebus, or has a later format, is refused and not changed.
+A directory that was not created by simplebus, or has another version, is refused and not changed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fcntl
 import os
 import secrets
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,12 @@ class Stamp(msgspec.Struct, frozen=True):
     """Identity of the bus."""
     salt: int = 0
     """Salt of the records' checksums."""
+    checksum: int | None = None
+    """Checksum of the other fields; None if an earlier version of simplebus wrote the file."""
+
+    def compute_checksum(self) -> int:
+        """Return the checksum of the other fields."""
+        return zlib.crc32(f"{self.format} {self.version} {self.bus} {self.salt}".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,9 @@ def open_directory(path: Path) -> JournalDirectory:
     stamp = _read_stamp(path)
     if stamp is None:
         raise JournalError(f"{path} is not a journal: it contains no {STAMP}")
+    for folder in (CLASSES, STATE):
+        if not (path / folder).is_dir():
+            raise JournalError(f"{path} is incomplete: it contains no directory {folder!r}")
     return JournalDirectory(path, stamp.bus, boot=_boot(), salt=stamp.salt)
 
 
@@ -69,8 +79,8 @@ def lock_directory(path: Path, *, new_bus: str) -> JournalDirectory:
     """Lock a journal for writing. Create it, for the bus `new_bus`, if it does not exist.
 
     Raises:
-        JournalError: Another server uses the directory, it belongs to another program or a later
-            version, or a system call failed.
+        JournalError: Another server uses the directory, it belongs to another program or another
+            version, it is damaged, or a system call failed.
     """
     try:
         if not path.is_dir():
@@ -173,7 +183,12 @@ def _read_stamp(path: Path) -> Stamp | None:
         age = "a newer" if stamp.version > VERSION else "an older"
         raise JournalError(
             f"{path} has version {stamp.version}, expected version {VERSION}; it was written by "
-            f"{age} simplebus, whose `simplebus journal export` writes its messages as JSON"
+            f"{age} simplebus: use that one, or export the messages with it"
+        )
+    if not stamp.salt or stamp.checksum not in (None, stamp.compute_checksum()):
+        raise JournalError(
+            f"{path / STAMP} is damaged: its checksum does not match; restore it from a backup of "
+            "this journal"
         )
     return stamp
 
@@ -184,6 +199,7 @@ def _write_stamp(path: Path, stamp: Stamp) -> None:
     with contextlib.suppress(FileNotFoundError):
         draft.unlink()
     with draft.open("xb") as file:
+        stamp = msgspec.structs.replace(stamp, checksum=stamp.compute_checksum())
         file.write(msgspec.json.encode(stamp) + b"\n")
         file.flush()
         os.fsync(file.fileno())

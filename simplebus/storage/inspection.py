@@ -102,10 +102,16 @@ class JournalInspection:
         )
         # Without a state the durability of the server is unknown: as much as possible is kept.
         self._stored = (
-            StoredBatches(is_same_boot=True)
+            StoredBatches(path / CLASSES, self.directory.salt, self._found, is_same_boot=True)
             if reads_past_damage
             else stored_batches(
-                self._state, first_new_batches, Durability.DISK, self.directory.boot
+                path / CLASSES,
+                self._found,
+                self._state,
+                first_new_batches,
+                salt=self.directory.salt,
+                durability=Durability.DISK,
+                boot_id=self.directory.boot,
             )
         )
         self._scratch = SplitterScratch(RECEIVE_BYTES)
@@ -157,7 +163,7 @@ class JournalInspection:
             self._found,
             salt=self.directory.salt,
             stored=self._stored,
-            snapshot=self._state.classes.get(class_id),
+            snapshot=self._state.find_class(class_id),
         )
 
     def _dropped(self, class_id: int) -> list[Path]:

@@ -8,9 +8,9 @@ bodies. Numbers are little-endian and unaligned.
     meta     MessagePack: publishers of the messages; empty without publisher names
     body     wire frames back to back; or encoded changes or a snapshot; empty in a gap
 
-The checksum of the header begins with the salt of the journal, a secret random number. So after
-damage, a reader finds the next record with certainty: bytes in a payload that look like a record
-do not have the checksum.
+The checksum of the header is seeded with the salt of the journal, a secret random number. So after
+damage, a reader finds the next record: bytes in a payload that look like a record do not have the
+checksum.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BODY_BYTES_MAX = (1 << 32) - 1
 _COUNT_MAX = (1 << 32) - 1
 """Messages of one record."""
 GAP_MESSAGES_MAX = 1 << 40
-"""Missing messages that are skipped. A record that is farther away is itself damaged."""
+"""Maximum messages of a gap. A record that is farther away is treated as damaged."""
 
 CHECKSUM_MISMATCH = "checksum mismatch"
 
@@ -53,7 +53,7 @@ class RecordKind(enum.IntEnum):
     SNAPSHOT = 3
     """Complete state."""
     GAP = 4
-    """Messages that were damaged; their bytes were moved to another file."""
+    """Messages that are missing. Damaged bytes were moved to another file."""
 
 
 class Record(NamedTuple):

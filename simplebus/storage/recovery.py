@@ -29,7 +29,6 @@ from simplebus.core.snapshot import (
     ProducerSnapshot,
     RecoveredState,
     RemovedClass,
-    WindowSnapshot,
 )
 from simplebus.core.store.message_ids import iter_message_ids
 from simplebus.storage.append_file import sync_directory, sync_file
@@ -71,9 +70,11 @@ def recover(directory: JournalDirectory, broker: Broker) -> RecoveryResult:
     state, first_new_batches = read_state(
         directory.path / STATE, files, found, salt=directory.salt, boot_id=directory.boot
     )
-    loader = _JournalLoader(broker, files, found, state, first_new_batches, directory.salt)
+    loader = _JournalLoader(
+        broker, directory.path, files, found, state, first_new_batches, directory.salt
+    )
     try:
-        loader.read_classes(directory.path / CLASSES)
+        loader.read_classes()
         loader.finish()
         report_missing_state(directory.path / STATE, state, found)
         if loader.number_trust is NumberTrust.UNTIL_CONTRADICTED and (
@@ -127,6 +128,7 @@ class _JournalLoader:
     def __init__(
         self,
         broker: Broker,
+        directory: Path,
         files: FileBuffer,
         found: RecoveryResult,
         state: RecoveredState,
@@ -148,8 +150,15 @@ class _JournalLoader:
         assert broker.commit_log is not None
         commit_log = broker.commit_log
         self._salt = salt
+        self._folder = directory / CLASSES
         self._stored = stored_batches(
-            state, first_new_batches, commit_log.durability, commit_log.boot_id
+            self._folder,
+            found,
+            state,
+            first_new_batches,
+            salt=salt,
+            durability=commit_log.durability,
+            boot_id=commit_log.boot_id,
         )
         self._gaps: list[tuple[int, Gap]] = []
         """Messages that cannot be read: class id and gap."""
@@ -158,7 +167,8 @@ class _JournalLoader:
         """Memory available for each class."""
         self._restorer = BrokerRestorer(broker)
 
-    def read_classes(self, folder: Path) -> None:
+    def read_classes(self) -> None:
+        folder = self._folder
         ids = {class_id_of(path.name) for path in folder.iterdir()} | set(self._state.classes)
         self._share_bytes = self._broker.budget.limit_bytes // (2 * max(1, len(ids)))
         for removed in self._state.removed_classes.values():
@@ -183,8 +193,7 @@ class _JournalLoader:
             self._broker.store.class_registry.add_removed_class(removed)
             return
         cls = self._restorer.open_class(removed.class_id, removed.name)
-        window = WindowSnapshot(removed.head, removed.head)
-        snapshot = ClassSnapshot(removed.class_id, removed.name, removed.head, removed.head, window)
+        snapshot = self._state.find_class(removed.class_id)
         self._read_class(cls, folder, snapshot)
         self._restorer.restore_backlog(cls, snapshot, self._known_heads.get(removed.class_id))
         self._found.message_count += len(cls.ring)
@@ -192,9 +201,6 @@ class _JournalLoader:
 
     def _read_class(self, cls: MessageClass, folder: Path, snapshot: ClassSnapshot | None) -> None:
         ring, floor = cls.ring, snapshot.floor if snapshot else 0
-        # A class that spills may contain damage that was never read. Messages that were accepted
-        # after it are kept.
-        continue_at = -1 if cls.spill is None else self._found.snapshot_heads.get(cls.class_id, -1)
         segments = SegmentChain(
             folder,
             cls.class_id,
@@ -203,12 +209,10 @@ class _JournalLoader:
             salt=self._salt,
             stored=self._stored,
             snapshot=snapshot,
-            continue_at_sequence=continue_at,
             class_name=cls.name,
         )
         if not segments.firsts:
-            if folder.is_dir():  # No messages are stored, but sequences are never reused.
-                ring.set_next_sequence(floor)
+            ring.set_next_sequence(floor)  # No messages are stored, but no sequence is reused.
             if cls.spill is not None:
                 cls.spill.first_sequence = ring.floor
             segments.report_missing()
@@ -241,10 +245,7 @@ class _JournalLoader:
         if group.records:
             self._append_group(cls, group, floor)
         self._skip_to(cls, segments.head)
-        self._gaps += [
-            (cls.class_id, gap._replace(is_new=gap.is_new and gap.last > floor))
-            for gap in segments.gaps
-        ]
+        self._gaps += [(cls.class_id, gap) for gap in segments.gaps]
         segments.report_missing()
         self._count_lost(cls, segments.lost_count)
         if cls.spill is not None:
@@ -375,7 +376,8 @@ class _JournalLoader:
         for position in state.positions.values():
             restorer.restore_position(position, self._known_heads.get(position.class_id))
         for class_id, gap in self._gaps:
-            restorer.skip_missing(class_id, gap.first, gap.last, is_new=gap.is_new)
+            if gap.is_needed and class_id in self._broker.classes:  # It may have been removed.
+                restorer.skip_missing(class_id, gap.first, gap.last, is_new=gap.is_new)
         for class_id, begin, end in state.purged_ranges:
             restorer.restore_purge(class_id, begin, end, self._known_heads.get(class_id))
         stored = self._numbers
@@ -399,13 +401,20 @@ class _JournalLoader:
         restorer.finish()
 
 
-def finish_recovery(directory: JournalDirectory, found: RecoveryResult, *, to_disk: bool) -> None:
+def finish_recovery(
+    directory: JournalDirectory, found: RecoveryResult, *, to_disk: bool
+) -> list[str]:
     """Move damaged data aside, so that it is neither read again nor overwritten.
 
-    With `to_disk`, all other files are synced, because a killed server may not have done so. Raises
-    OSError.
+    With `to_disk`, all other files are synced, because a killed server may not have done so.
+
+    Returns:
+        Descriptions of the damaged data for which there is no disk space.
+
+    Raises:
+        OSError: A system call failed for another reason.
     """
-    apply_server_repairs(found)
+    problems = apply_server_repairs(found)
     if to_disk:
         folders = [directory.path / STATE, *sorted((directory.path / CLASSES).iterdir())]
         for folder in folders:
@@ -414,3 +423,4 @@ def finish_recovery(directory: JournalDirectory, found: RecoveryResult, *, to_di
                     sync_file(folder / file_name(number))
                 sync_directory(folder)
         sync_directory(directory.path / CLASSES)
+    return problems

@@ -1,8 +1,8 @@
 """Repair of damaged files: the damaged bytes move to other files, and gaps replace them.
 
 The damaged bytes are stored first, and a file is replaced as a whole. So a crash loses nothing, and
-the next repair starts again. `simplebus journal repair` also records gaps at the end of the data,
-and in place of missing files. A server does not: it uses these sequences again.
+the next repair starts again. Only `simplebus journal repair` records gaps at the end of a class and
+before its first file: a server uses the sequences at the end again.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from simplebus.storage.append_file import sync_directory
+from simplebus.storage.append_file import DISK_FULL_ERRORS, sync_directory
 from simplebus.storage.file_names import DRAFT, dropped_name, file_number
-from simplebus.storage.segments import RecoveryResult, SegmentRepair
+from simplebus.storage.segments import FileRepair, RecoveryResult
 
 
 def describe_repairs(found: RecoveryResult) -> Iterator[str]:
     """Yield a description of each change that `apply_repairs` makes."""
-    for repairs in _repairs_by_file(found):
+    for repairs in _by_file([*found.repairs, *_end_repairs(found)]):
         for repair in repairs:
             change = (
                 f"move bytes {repair.begin} to {repair.end - 1} to "
@@ -29,47 +29,40 @@ def describe_repairs(found: RecoveryResult) -> Iterator[str]:
                 else "record a gap"
             )
             yield f"{repair.path}: {change}; lost: {repair.lost}"
-    for path in _useless_files(found):
+    for path in _files_to_rename(found):
         yield f"{path}: rename to {unused_dropped_path(path).name}"
 
 
 def apply_repairs(found: RecoveryResult) -> None:
     """Repair all damage of a locked journal. Raises OSError."""
-    for repairs in _repairs_by_file(found):
-        _repair_file(repairs)
-    for path in _useless_files(found):
-        path.rename(unused_dropped_path(path))
-        sync_directory(path.parent)
-
-
-def apply_server_repairs(found: RecoveryResult) -> None:
-    """Repair the damage of a locked journal as a server does at its start. Raises OSError."""
-    for path in found.ignored_files:
-        path.rename(unused_dropped_path(path))
-    ignored = set(found.ignored_files)
-    ends = (replace(end, gap=b"") for end in found.torn_ends if end.path not in ignored)
-    for repairs in _by_file([*found.repairs, *(end for end in ends if end.begin < end.end)]):
+    _rename_files(found)
+    for repairs in _by_file([*found.repairs, *_end_repairs(found)]):
         _repair_file(repairs)
 
 
-def _repair_file(repairs: list[SegmentRepair]) -> None:
-    """Apply the repairs of one file, in the order of their offsets."""
-    path = repairs[0].path
-    path.parent.mkdir(mode=0o750, exist_ok=True)
-    data = path.read_bytes() if path.exists() else b""
-    pieces, damaged, offset = [], [], 0
-    for repair in repairs:
-        pieces += [data[offset : repair.begin], repair.gap]
-        damaged.append(data[repair.begin : repair.end])
-        offset = repair.end
-    moved = b"".join(damaged).rstrip(b"\0")
-    if moved:
-        _write(unused_dropped_path(path), moved)
-        sync_directory(path.parent)
-    draft = path.with_name(path.name + DRAFT)
-    _write(draft, b"".join([*pieces, data[offset:]]))
-    draft.replace(path)
-    sync_directory(path.parent)
+def apply_server_repairs(found: RecoveryResult) -> list[str]:
+    """Repair the damage of a locked journal as a server does when it starts.
+
+    Returns:
+        Descriptions of the repairs for which there is no disk space. The next start tries again.
+
+    Raises:
+        OSError: A system call failed for another reason.
+    """
+    _rename_files(found)
+    ends = (replace(end, gap=b"") for end in _end_repairs(found) if end.begin < end.end)
+    problems = []
+    for repairs in _by_file([*found.repairs, *ends]):
+        try:
+            _repair_file(repairs)
+        except OSError as error:
+            if error.errno not in DISK_FULL_ERRORS:
+                raise
+            problems.append(
+                f"{repairs[0].path}: {error.strerror}; the damaged data stays in the file until "
+                "the next start with enough disk space"
+            )
+    return problems
 
 
 def unused_dropped_path(path: Path) -> Path:
@@ -80,27 +73,62 @@ def unused_dropped_path(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def _useless_files(found: RecoveryResult) -> list[Path]:
-    """Return the files without valid data that no repair replaces by a gap."""
-    repaired = {repairs[0].path for repairs in _repairs_by_file(found)}
-    return [path for path in found.ignored_files if path not in repaired]
-
-
-def _repairs_by_file(found: RecoveryResult) -> list[list[SegmentRepair]]:
+def _end_repairs(found: RecoveryResult) -> list[FileRepair]:
+    """Return the repairs of the ends of files that are not only renamed."""
     ignored = set(found.ignored_files)
-    ends = [
-        torn_end for torn_end in found.torn_ends if torn_end.gap or torn_end.path not in ignored
-    ]
-    return _by_file([*found.repairs, *ends])
+    return [end for end in found.end_repairs if end.gap or end.path not in ignored]
 
 
-def _by_file(repairs: Iterable[SegmentRepair]) -> list[list[SegmentRepair]]:
-    by_path: dict[Path, list[SegmentRepair]] = {}
+def _files_to_rename(found: RecoveryResult) -> list[Path]:
+    """Return the ignored files whose content no gap replaces."""
+    with_gap = {end.path for end in found.end_repairs if end.gap}
+    return [path for path in found.ignored_files if path not in with_gap]
+
+
+def _rename_files(found: RecoveryResult) -> None:
+    paths = _files_to_rename(found)
+    for path in paths:
+        path.rename(unused_dropped_path(path))
+    for folder in {path.parent for path in paths}:
+        sync_directory(folder)  # After a power cut, the files must not reappear.
+
+
+def _by_file(repairs: Iterable[FileRepair]) -> list[list[FileRepair]]:
+    by_path: dict[Path, list[FileRepair]] = {}
     for repair in repairs:
         by_path.setdefault(repair.path, []).append(repair)
     return [
         sorted(path_repairs, key=lambda repair: repair.begin) for path_repairs in by_path.values()
     ]
+
+
+def _repair_file(repairs: list[FileRepair]) -> None:
+    """Apply the repairs of one file, in the order of their offsets."""
+    path = repairs[0].path
+    if not path.parent.exists():
+        path.parent.mkdir(mode=0o750)
+        _set_owner(path.parent, path.parent.parent)
+    data = path.read_bytes() if path.exists() else b""
+    pieces, damaged, offset = [], [], 0
+    for repair in repairs:
+        pieces += [data[offset : repair.begin], repair.gap]
+        damaged.append(data[repair.begin : repair.end])
+        offset = repair.end
+    moved = b"".join(damaged).rstrip(b"\0")
+    draft = path.with_name(path.name + DRAFT)
+    new_files = {draft: b"".join([*pieces, data[offset:]])}
+    if moved:
+        new_files[unused_dropped_path(path)] = moved
+    try:
+        for new_path, content in new_files.items():
+            _write(new_path, content)
+    except OSError:
+        for new_path in new_files:
+            new_path.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+    draft.replace(path)
+    sync_directory(path.parent)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -109,3 +137,11 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    _set_owner(path, path.parent)
+
+
+def _set_owner(path: Path, pattern: Path) -> None:
+    """Give a new file to the owner of another one: root may repair the files of a service."""
+    if os.geteuid() == 0:
+        owner = pattern.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)

@@ -42,25 +42,22 @@ class RecoveryResult:
     message_count: int = 0
     last_batch_number: int = 0
     """Highest number of a write batch that was found."""
-    has_newest_batch: bool = False
-    """True if `last_batch_number` is the highest number in all files."""
     problems: list[str] = field(default_factory=list)
     """Descriptions of the damage and of the skipped messages."""
     ignored_files: list[Path] = field(default_factory=list)
-    """Files without valid data."""
-    repairs: list[SegmentRepair] = field(default_factory=list)
+    """Files that are not read again: they are renamed."""
+    repairs: list[FileRepair] = field(default_factory=list)
     """Repairs of damage that has later data."""
-    torn_ends: list[SegmentRepair] = field(default_factory=list)
-    """Repairs of damage at the ends of the data, and of missing files. Their gaps contain the
-    messages that the state mentions. A server does not record these gaps: its next snapshot does
-    not mention the messages.
+    end_repairs: list[FileRepair] = field(default_factory=list)
+    """Repairs of the ends of the data, and of missing first files. Their gaps cover messages that
+    the state mentions; only `simplebus journal repair` writes them.
     """
     snapshot_heads: dict[int, int] = field(default_factory=dict)
     """Head of each class in the last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentRepair:
+class FileRepair:
     """Move of damaged bytes out of a file, which may also be a new file."""
 
     path: Path
@@ -82,9 +79,11 @@ class Gap(NamedTuple):
     """Sequence after the last missing message."""
     is_new: bool
     """True if the gap has not been recorded in a file."""
+    is_needed: bool
+    """False if no position needs the messages."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoredBatches:
     """Write batches that were stored before the server ended, and those that the state contains.
 
@@ -92,6 +91,12 @@ class StoredBatches:
     failure.
     """
 
+    folder: Path
+    """Directory of the classes."""
+    salt: int
+    """Salt of the journal."""
+    found: RecoveryResult
+    """Result of reading so far."""
     snapshot_batch: int = -1
     """Batches up to this one are older than the snapshot, which was written after them."""
     state_batch: int = 0
@@ -103,15 +108,25 @@ class StoredBatches:
     if the process was killed.
     """
     is_synced: bool = False
-    """True if each batch was synced before the second batch after it was written."""
+    """True if a batch is synced before the third batch after it is written, as with durability
+    `disk`. While a server creates many classes and durables, more batches may be in doubt. Some
+    unconfirmed messages are then kept, and those before them are reported as damaged.
+    """
+    _has_newest_batch: bool = False
+    """True if `found` has the newest batch of all files."""
 
-    def contains(self, batch_number: int, last_batch_number: int) -> bool:
-        """Return True if a batch was stored, given the newest batch that left a trace."""
-        return (
-            batch_number <= self.snapshot_batch
-            or self.is_same_boot
-            or (self.is_synced and batch_number <= last_batch_number - _BATCHES_IN_DOUBT)
-        )
+    def was_stored(self, batch_number: int) -> bool:
+        """Return True if a batch was stored before the server ended."""
+        if batch_number <= self.snapshot_batch or self.is_same_boot:
+            return True
+        newest_in_doubt = batch_number + _BATCHES_IN_DOUBT
+        if not self.is_synced or newest_in_doubt <= self.found.last_batch_number:
+            return self.is_synced
+        if not self._has_newest_batch:  # Later batches may have messages of other classes only.
+            self._has_newest_batch = True
+            newest = _find_newest_batch(self.folder, self.salt)
+            self.found.last_batch_number = max(self.found.last_batch_number, newest)
+        return newest_in_doubt <= self.found.last_batch_number
 
     def is_after_state(self, record: Record) -> bool:
         """Return True if a record is newer than the state.
@@ -161,18 +176,31 @@ def _has_data(data: memoryview, offset: int) -> bool:
 
 
 def stored_batches(
-    state: RecoveredState, first_new_batches: dict[str, int], durability: Durability, boot_id: str
+    folder: Path,
+    found: RecoveryResult,
+    state: RecoveredState,
+    first_new_batches: dict[str, int],
+    *,
+    salt: int,
+    durability: Durability,
+    boot_id: str,
 ) -> StoredBatches:
     """Return which write batches were stored before the server ended.
 
     Args:
+        folder: Directory of the classes.
+        found: Result of reading so far.
         state: The state of the journal.
         first_new_batches: For each publisher name the first write batch whose records may contain
             message numbers that the state does not contain; see `read_state`.
+        salt: Salt of the journal.
         durability: Durability to assume if the state does not name one.
         boot_id: Id of the current boot of the machine; empty if unknown.
     """
     return StoredBatches(
+        folder,
+        salt,
+        found,
         snapshot_batch=first_new_batches[OTHER_PUBLISHERS] - 1,
         state_batch=state.batch_number,
         first_numbers_batch=min(first_new_batches.values()),
@@ -227,8 +255,16 @@ def read_state(
             )
             record = records.read_record(data, record.end, salt=salt)
             if isinstance(record, EndOfRecords):
-                stored = stored_batches(state, first_new_batches, Durability.MEMORY, boot_id)
-                record = _skip_damaged_changes(path, data, record, state, stored, found, salt)
+                stored = stored_batches(
+                    folder.parent / CLASSES,
+                    found,
+                    state,
+                    first_new_batches,
+                    salt=salt,
+                    durability=Durability.MEMORY,
+                    boot_id=boot_id,
+                )
+                record = _skip_damaged_changes(path, data, record, state, stored)
         return state, first_new_batches
     return RecoveredState(), {OTHER_PUBLISHERS: 0}
 
@@ -239,42 +275,38 @@ def _skip_damaged_changes(
     damage: EndOfRecords,
     state: RecoveredState,
     stored: StoredBatches,
-    found: RecoveryResult,
-    salt: int,
 ) -> Record | EndOfRecords:
     """Report damage of a state file, if there is any. Returns the next record if it was stored."""
-    intact = [
-        record
-        for record in records.find_records(
-            data,
-            damage.offset + 1,
-            class_id=0,
-            first=0,
-            salt=salt,
-            kinds=(RecordKind.CHANGES,),
-        )
-        if record.batch_number > state.batch_number
-    ]
+    found = stored.found
+    changes = records.find_records(
+        data,
+        damage.offset + 1,
+        class_id=0,
+        first=0,
+        salt=stored.salt,
+        kinds=(RecordKind.CHANGES,),
+    )
+    intact = [record for record in changes if record.batch_number > state.batch_number]
     if not damage.problem and not _has_data(data, damage.offset):
         return damage
     problem = damage.problem or _NO_DATA
     sentence = f"{path}: {problem} at byte {damage.offset}; skipped "
     if intact:
         found.last_batch_number = max(found.last_batch_number, intact[-1].batch_number)
-    if intact and _is_stored(intact[0], stored, path.parent.parent / CLASSES, found, salt):
+    if intact and stored.was_stored(intact[0].batch_number - 1):
         count = intact[0].offset - damage.offset
         found.problems.append(f"{sentence}{count} bytes of changes of durables and publishers")
         lost = "changes of durables and publishers"
-        found.repairs.append(SegmentRepair(path, damage.offset, intact[0].offset, b"", lost))
+        found.repairs.append(FileRepair(path, damage.offset, intact[0].offset, b"", lost))
         return intact[0]
     found.problems.append(f"{sentence}the rest")
     lost = "the last changes of durables and publishers"
-    found.torn_ends.append(SegmentRepair(path, damage.offset, len(data), b"", lost))
+    found.end_repairs.append(FileRepair(path, damage.offset, len(data), b"", lost))
     return EndOfRecords(damage.offset)
 
 
 class SegmentChain:
-    """Segments of a class, in order, as far as they are contiguous."""
+    """Segments of a class, in order."""
 
     def __init__(
         self,
@@ -286,7 +318,6 @@ class SegmentChain:
         salt: int,
         stored: StoredBatches,
         snapshot: ClassSnapshot | None,
-        continue_at_sequence: int = -1,
         class_name: str = "",
     ) -> None:
         """List the segments of a class.
@@ -301,15 +332,12 @@ class SegmentChain:
             snapshot: The class in the state; None if the state does not contain the class. Data at
                 or above its head that is older than the state was skipped by an earlier recovery,
                 and is skipped again.
-            continue_at_sequence: Sequence of a segment at which reading continues after missing
-                messages. They were already missing when its first message was accepted. -1 for
-                none.
             class_name: Name for reports; empty for the id.
         """
         self.class_id = class_id
         self.class_label = class_name or str(class_id)
         self.lost_count = 0
-        """Number of skipped or missing messages without later ones, as far as known."""
+        """Number of skipped or missing messages that are in no gap, as far as known."""
         self.gaps: list[Gap] = []
         """Messages that cannot be read, followed by messages that can."""
         self._time = 0.0
@@ -318,10 +346,11 @@ class SegmentChain:
         self._stored = stored
         self._has_state = snapshot is not None
         self._floor = snapshot.floor if snapshot is not None else 0
-        """Lowest sequence that a position needs, according to the state."""
+        """Lowest sequence that the class needs, according to the state."""
         self._known_head = snapshot.head if snapshot is not None else 0
         """Head of the class in the state."""
-        self._continue_at = continue_at_sequence
+        self._snapshot_head = found.snapshot_heads.get(class_id, 0)
+        """Head of the class in the last snapshot."""
         self.firsts = sorted(numbers(folder)) if folder.is_dir() else []
         self.first = self.firsts[0] if self.firsts else None
         """First sequence with a file; None without files."""
@@ -330,8 +359,6 @@ class SegmentChain:
         self._folder = folder
         self._files = files
         self._found = found
-        self._has_reported_end = False
-        """True if missing messages at the end were reported."""
         self._end = folder / file_name(self.head), 0, 0
         """Path of the last file that was read, the offset up to which it was read, and its size."""
         self._is_torn = False
@@ -375,8 +402,8 @@ class SegmentChain:
                 yield data, record
 
     def headers(self, is_wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
-        """Yield all records of messages with the data of their file. Bodies of unwanted records are
-        not verified.
+        """Yield the records of messages with the data of their file. Bodies of unwanted records are
+        verified in the last file only, because no later file shows that they were stored.
         """
         for index, first in enumerate(self.firsts):
             next_first = self._first_of_segment(index + 1)
@@ -393,23 +420,30 @@ class SegmentChain:
                     self._ignore_segment(index + 1)
                     next_first = self._first_of_segment(index + 1)
                     continue
-                record = self._next(data, position, is_wanted)
-                if isinstance(record, Record):
-                    if record.kind == RecordKind.GAP:
-                        self.gaps.append(Gap(record.first, record.last, is_new=False))
-                    elif self._is_unneeded_damage(data, record, next_first, is_wanted):
+                record = self._next(data, position)
+                is_intact = not isinstance(record, Record) or (
+                    (next_first is not None and not is_wanted(record))
+                    or records.is_intact(data, record)
+                )
+                if isinstance(record, Record) and (is_intact or not self.is_needed(record)):
+                    if not is_intact:
                         self._skip_unneeded(path, record)
+                    elif record.kind == RecordKind.GAP:
+                        is_needed = self.is_needed(record)
+                        self.gaps.append(Gap(record.first, record.last, False, is_needed))
                     else:
                         yield data, record
                     self.head, position, batch_number = record.last, record.end, record.batch_number
                     self._time = record.time
                     continue
-                if not record.problem and not _has_data(data, position):
-                    break
-                problem = record.problem or _NO_DATA
+                problem = records.CHECKSUM_MISMATCH
+                if isinstance(record, EndOfRecords):
+                    if not record.problem and not _has_data(data, position):
+                        break
+                    problem = record.problem or _NO_DATA
                 intact = self._intact_records_after(data, position, next_first, batch_number)
                 end = intact[-1].last if intact else self.head
-                can_continue = bool(intact) and self._can_continue_at(intact[0])
+                can_continue = bool(intact) and self._can_continue_at(intact[0], data, position)
                 if can_continue:
                     end = intact[0].first
                 elif next_first is None:
@@ -418,29 +452,29 @@ class SegmentChain:
                 sentence = f"{path}: {problem} at byte {position}"
                 if self.head < end or is_end:
                     sentence += f"; skipped {self._describe_skipped(end)}"
-                self._report(sentence, is_complete=is_end)
+                self._found.problems.append(sentence)
                 if not can_continue:
                     self._is_torn, is_unusable = True, position == 0
                     if next_first is None:
                         self.lost_count += end - self.head
                         self._skipped_end = end
                     break
-                self._add_gap(path, position, intact[0].offset, intact[0])
+                self._add_gap(path, position, intact[0].offset, intact[0].first, intact[0])
                 position = intact[0].offset
             if next_first is not None and self.head < next_first:
-                intact_lists = (self._find_intact(first) for first in self.firsts[index + 1 :])
+                intact_lists = (
+                    _find_intact(self._folder, self.class_id, first, self._salt)
+                    for first in self.firsts[index + 1 :]
+                )
                 following = next((found[0] for found in intact_lists if found), None)
-                if following is None or not (
-                    self._can_continue_at(following) or following.first == self._continue_at
-                ):
+                if following is None or not self._can_continue_at(following, data, position):
                     if is_unusable:
                         self._found.ignored_files.append(path)
                     self._ignore_rest(self.firsts[index + 1 :])
                     break
-                self._report(
-                    f"{path}: missing {describe_range(self.class_label, self.head, next_first)}"
-                )
-                self._add_gap(path, position, len(data), following._replace(first=next_first))
+                missing = describe_range(self.class_label, self.head, next_first)
+                self._found.problems.append(f"{path}: missing {missing}")
+                self._add_gap(path, position, len(data), next_first, following)
                 self._is_torn = False
             elif is_unusable:  # The next segment to be written has the same name.
                 self._found.ignored_files.append(path)
@@ -473,12 +507,12 @@ class SegmentChain:
     def _continues_after_damage(self, first: int, batch_number: int) -> bool:
         """Return True if damage at the start of a segment is skipped.
 
-        The previous segment ends with that write batch, and with data torn by a power failure.
+        The previous segment ends with `batch_number`, and with data torn by a power failure.
         """
         # Another buffer is used, because the data of the previous segment must stay valid.
         data = FileBuffer().read(self._folder / file_name(first))
         intact = self._intact_records_after(data, 0, None, batch_number)
-        return bool(intact) and self._can_continue_at(intact[0])
+        return bool(intact) and self._can_continue_at(intact[0], data, 0)
 
     def _cut_off_outdated(self, path: Path, data: memoryview, position: int) -> None:
         """Request a repair that cuts off the records that the next segment replaces.
@@ -488,20 +522,20 @@ class SegmentChain:
         record = records.read_record(data, position, salt=self._salt)
         if isinstance(record, Record):
             sentence = f"ignored from byte {position} on; the next file replaces these messages"
-            self._report(f"{path}: {sentence}", is_complete=False)
+            self._found.problems.append(f"{path}: {sentence}")
             lost = f"nothing; {sentence}"
-            self._found.repairs.append(SegmentRepair(path, position, len(data), b"", lost))
+            self._found.repairs.append(FileRepair(path, position, len(data), b"", lost))
 
     def _ignore_segment(self, index: int) -> None:
         """Ignore a segment that was ignored before."""
         path = self._folder / file_name(self.firsts.pop(index))
-        self._report(f"{path}: ignored again; the file was ignored before and has reappeared")
+        self._found.problems.append(
+            f"{path}: ignored again; the file was ignored before and has reappeared"
+        )
         self._found.ignored_files.append(path)
 
-    def _next(
-        self, data: memoryview, position: int, is_wanted: Callable[[Record], bool]
-    ) -> Record | EndOfRecords:
-        """Return the record at an offset if it continues the class."""
+    def _next(self, data: memoryview, position: int) -> Record | EndOfRecords:
+        """Return the record at an offset if it continues the class. Its body is not verified."""
         record = records.read_record(data, position, salt=self._salt, verify_body=False)
         if isinstance(record, EndOfRecords):
             return record
@@ -516,36 +550,16 @@ class SegmentChain:
                 f"{self.head}"
             )
             return EndOfRecords(position, problem)
-        if is_wanted(record) and self.is_needed(record) and not records.is_intact(data, record):
-            return EndOfRecords(position, records.CHECKSUM_MISMATCH)
         return record
-
-    def _is_unneeded_damage(
-        self,
-        data: memoryview,
-        record: Record,
-        next_first: int | None,
-        is_wanted: Callable[[Record], bool],
-    ) -> bool:
-        """Return True if a record is damaged that recovery does not need.
-
-        All records of the last file are verified: no later file shows that they were stored.
-        """
-        return (
-            not self.is_needed(record)
-            and (next_first is None or is_wanted(record))
-            and not records.is_intact(data, record)
-        )
 
     def _skip_unneeded(self, path: Path, record: Record) -> None:
         """Report a damaged record that recovery does not need, and request a gap in its place."""
         words = describe_range(self.class_label, record.first, record.last)
-        self._report(
+        self._found.problems.append(
             f"{path}: {records.CHECKSUM_MISMATCH} at byte {record.offset}; skipped {words}, which "
-            "no position needs",
-            is_complete=False,
+            "no position needs"
         )
-        self._add_gap(path, record.offset, record.end, record._replace(first=record.last))
+        self._add_gap(path, record.offset, record.end, record.last, record)
 
     def _intact_records_after(
         self, data: memoryview, position: int, next_first: int | None, batch_number: int
@@ -574,26 +588,35 @@ class SegmentChain:
             and record.first - self.head <= records.GAP_MESSAGES_MAX
         ]
 
-    def _can_continue_at(self, record: Record) -> bool:
-        """Return True if damage before `record` is skipped."""
+    def _can_continue_at(self, record: Record, data: memoryview, position: int) -> bool:
+        """Return True if damage before an intact record is skipped.
+
+        Args:
+            record: The next intact record.
+            data: Content of the damaged segment.
+            position: Offset of the damage.
+        """
         if record.batch_number <= self._stored.snapshot_batch:
             return record.first < self._known_head
-        return _is_stored(record, self._stored, self._folder.parent, self._found, self._salt)
+        if record.first <= max(self._floor, self._snapshot_head):
+            return True  # The damaged messages are not needed, or a snapshot was written later.
+        # A batch has one record of a class.
+        damaged_batch = record.batch_number - 1
+        header = records.read_header(data, position, salt=self._salt)
+        if isinstance(header, Record) and header.last == record.first:
+            damaged_batch = header.batch_number
+        return self._stored.was_stored(damaged_batch)
 
-    def _find_intact(self, first: int) -> list[Record]:
-        """Return the intact records of a segment, wherever they begin."""
-        return _find_intact(self._folder, self.class_id, first, self._salt)
-
-    def _add_gap(self, path: Path, begin: int, end: int, record: Record) -> None:
-        """Skip the messages before `record`, which the bytes from `begin` to `end` do not hold."""
-        first, last, count = self.head, record.first, record.first - self.head
-        self.head = last
-        self.gaps.append(Gap(first, last, is_new=True))
-        gap = records.encode_gap(
-            self.class_id, first, count, record.batch_number, record.time, salt=self._salt
-        )
+    def _add_gap(self, path: Path, begin: int, end: int, last: int, record: Record) -> None:
+        """Record a gap up to sequence `last`, in place of the bytes from `begin` to `end`. It gets
+        the batch and time of `record`.
+        """
+        first, self.head = self.head, last
+        is_needed = last > self._floor or self._stored.is_after_state(record)
+        self.gaps.append(Gap(first, last, True, is_needed))
+        gap = self._encode_gap(first, last, record.batch_number, record.time)
         words = describe_range(self.class_label, first, last)
-        self._found.repairs.append(SegmentRepair(path, begin, end, gap, words))
+        self._found.repairs.append(FileRepair(path, begin, end, gap, words))
 
     def _ignore_rest(self, firsts: list[int]) -> None:
         """Ignore the segments after missing messages."""
@@ -605,7 +628,7 @@ class SegmentChain:
         end = max(max((record.last for record in last), default=firsts[-1]), self._known_head)
         self.lost_count += end - self.head
         self._skipped_end = end
-        self._report(
+        self._found.problems.append(
             f"{paths[0]}: {describe_range(self.class_label, self.head, firsts[0])} missing before "
             f"this file; ignored {len(paths)} files; skipped "
             f"{describe_range(self.class_label, self.head, end)}"
@@ -619,14 +642,16 @@ class SegmentChain:
         if self._has_state and self.first is not None and self._floor < self.first:
             self.lost_count += self.first - self._floor
             missing = describe_range(self.class_label, self._floor, self.first)
-            self._report(f"{self._folder}: no file for {missing}", is_complete=False)
+            self._found.problems.append(f"{self._folder}: no file for {missing}")
             path = self._folder / file_name(self._floor)
-            gap = self._encode_gap(self._floor, self.first, batch_number=0)
-            self._found.torn_ends.append(SegmentRepair(path, 0, 0, gap, missing))
-        if self.head < self._known_head and not self._has_reported_end:
+            header = _start(self._folder / file_name(self.first), self._salt).header
+            time = self._time if header is None else header.time
+            gap = self._encode_gap(self._floor, self.first, 0, time)
+            self._found.end_repairs.append(FileRepair(path, 0, 0, gap, missing))
+        if max(self.head, self._skipped_end) < self._known_head:
             self.lost_count += self._known_head - self.head
             lost = describe_range(self.class_label, self.head, self._known_head)
-            self._report(
+            self._found.problems.append(
                 f"{self._folder}: lost {lost}, which were stored but may never have been confirmed"
             )
         self._repair_end()
@@ -636,11 +661,12 @@ class SegmentChain:
         gap.
         """
         path, begin, size = self._end
-        gap = self._encode_gap(self.head, self._known_head, self._found.last_batch_number)
+        batch_number = self._found.last_batch_number
+        gap = self._encode_gap(self.head, self._known_head, batch_number, self._time)
         if self._is_torn or gap:
-            end = max(self._skipped_end, self._known_head)
-            lost = self._describe_skipped(end)
-            self._found.torn_ends.append(SegmentRepair(path, begin, size, gap, lost))
+            lost = self._describe_skipped(max(self._skipped_end, self._known_head))
+            end = size if self._is_torn else begin
+            self._found.end_repairs.append(FileRepair(path, begin, end, gap, lost))
 
     def _describe_skipped(self, end: int) -> str:
         """Return the messages from the head up to `end` in words."""
@@ -648,44 +674,13 @@ class SegmentChain:
             return describe_range(self.class_label, self.head, end)
         return f"data from message {self.head} of class {self.class_label} on"
 
-    def _encode_gap(self, first: int, end: int, batch_number: int) -> bytes:
+    def _encode_gap(self, first: int, end: int, batch_number: int, time: float) -> bytes:
         """Encode the messages first..end-1 as missing; empty if there are none or too many."""
         if not 0 < end - first <= records.GAP_MESSAGES_MAX:
             return b""
         return records.encode_gap(
-            self.class_id, first, end - first, batch_number, self._time, salt=self._salt
+            self.class_id, first, end - first, batch_number, time, salt=self._salt
         )
-
-    def _report(self, sentence: str, *, is_complete: bool = True) -> None:
-        """Add a problem. `is_complete` is True if missing messages at the end need no further
-        report.
-        """
-        self._has_reported_end |= is_complete
-        self._found.problems.append(sentence)
-
-
-def _is_stored(
-    record: Record, stored: StoredBatches, folder: Path, found: RecoveryResult, salt: int
-) -> bool:
-    """Return True if a record was stored before the server ended.
-
-    If the batches that were found so far do not show that, the newest batch is searched in all
-    files: later batches may have messages of other classes only.
-
-    Args:
-        record: A record.
-        stored: Batches that were stored.
-        folder: Directory of the classes.
-        found: Result of reading so far, to which the newest batch is added.
-        salt: Salt of the journal.
-    """
-    if stored.contains(record.batch_number, found.last_batch_number):
-        return True
-    if stored.is_synced and not found.has_newest_batch:
-        found.has_newest_batch = True
-        newest = _find_newest_batch(folder, salt)
-        found.last_batch_number = max(found.last_batch_number, newest)
-    return stored.contains(record.batch_number, found.last_batch_number)
 
 
 def _find_newest_batch(folder: Path, salt: int) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from simplebus.storage import journal, recovery
+from simplebus.storage import journal, recovery, repair
 from simplebus.storage.append_file import AppendFile
 from simplebus.storage.file_names import CLASSES, DROPPED
 from simplebus.storage.records import Record, RecordKind, read_record
@@ -75,6 +75,7 @@ class SimulatedDisk:
             mock.patch.object(journal, "sync_directory", self._sync_folder),
             mock.patch.object(recovery, "sync_directory", self._sync_folder),
             mock.patch.object(recovery, "sync_file", self._sync_path),
+            mock.patch.object(repair, "sync_directory", self._sync_folder),
         ):
             yield
 

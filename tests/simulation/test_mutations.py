@@ -5,7 +5,7 @@ A mutation changes the product in one place, as a bug would.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -166,6 +166,14 @@ def forget_class_names(original: Original) -> Original:
     return lambda restoring, class_id, name: original(restoring, class_id, "")
 
 
+def forget_problems(original: Original) -> Original:
+    def read(chain: SegmentChain, *args: Any) -> Iterator[object]:
+        yield from original(chain, *args)
+        chain._found.problems.clear()
+
+    return read
+
+
 def skip_the_rest(original: Original) -> Original:
     return lambda chain, *args: False
 
@@ -308,8 +316,8 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         PURGED,
     ),
     (BrokerRestorer, "open_class", forget_class_names, "class names survive restarts", 100, CUT),
-    (SegmentChain, "_report", lambda _: do_nothing, "skipped records are logged", 100, TORN),
-    (SegmentChain, "_report", lambda _: do_nothing, "damaged records are reported", 100, DAMAGED),
+    (SegmentChain, "headers", forget_problems, "skipped records are logged", 100, TORN),
+    (SegmentChain, "headers", forget_problems, "damaged records are reported", 100, DAMAGED),
     (Checkpointer, "_with_present_head", keep_old_heads, CONFIRMED, 83, DAMAGED),
     (SegmentChain, "_can_continue_at", skip_the_rest, CONFIRMED, 100, DAMAGED),
     (OldestMessageDropper, "append", forget_drop_counts, DROPS_COUNTED, 100, OLDEST),

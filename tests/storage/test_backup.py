@@ -6,13 +6,16 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from random import Random
+from typing import BinaryIO
 
 import pytest
 
 from simplebus.storage import backup
 from simplebus.storage.backup import CopyResult, back_up, restore
+from simplebus.storage.directory import lock_directory
 from simplebus.storage.errors import JournalError, JournalInUseError
 from simplebus.storage.inspection import JournalInspection
 from tests.behaviour.wire_peer import numbered
@@ -176,13 +179,30 @@ def test_half_written_record_is_cut(busy: BusyBus, tmp_path: Path) -> None:
     assert back_up(source, tmp_path / "copy").message_count == 3
 
 
+def test_file_that_was_copied_during_a_write_is_copied_again(
+    busy: BusyBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first copy lacks a block, which the server wrote when the next one was copied."""
+    busy.publish(20)
+    copies = count()
+
+    def copy_late(original: BinaryIO, copy: BinaryIO, length: int) -> None:
+        data = original.read()
+        is_first_segment = next(copies) == 0
+        copy.write(bytes(80) + data[80:] if is_first_segment else data)
+
+    monkeypatch.setattr(backup.shutil, "copyfileobj", copy_late)
+    back_up(busy.bus.directory.path, tmp_path / "copy")
+    assert recovered_messages(tmp_path / "copy", tmp_path / "new") == numbered(20)
+
+
 def test_damaged_journal_is_reported(busy: BusyBus, tmp_path: Path) -> None:
     source = busy.bus.directory.path
     busy.publish(50)
     busy.publish(50)
     first = min((source / "classes").rglob("*.log"))
     first.write_bytes(first.read_bytes()[:60] + b"x" + first.read_bytes()[61:])
-    with pytest.raises(JournalError, match=r"copy is damaged: .*skipped"):
+    with pytest.raises(JournalError, match=r"copy is damaged: .*missing messages 0-49"):
         back_up(source, tmp_path / "copy")
     with pytest.raises(JournalError, match="is damaged"):
         restore(tmp_path / "copy", tmp_path / "new")
@@ -192,11 +212,7 @@ def test_damaged_journal_is_reported(busy: BusyBus, tmp_path: Path) -> None:
 def test_wrong_directories_are_refused_and_not_changed(busy: BusyBus, tmp_path: Path) -> None:
     source = busy.bus.directory.path
     busy.publish()
-    other_bus = KeptBus(tmp_path / "other")
-    other_bus.close()
-    (tmp_path / "other" / "simplebus.json").write_text(
-        (tmp_path / "other" / "simplebus.json").read_text().replace("here", "there")
-    )
+    lock_directory(tmp_path / "other", new_bus="there").close()
     full = tmp_path / "full"
     full.mkdir()
     (full / "note").write_text("x")

@@ -6,6 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from simplebus.storage.directory import check_directory, lock_directory, open_directory
@@ -43,6 +44,11 @@ def test_refuses_foreign_directory_unchanged(tmp_path: Path) -> None:
     [
         ('{"format":"simplebus journal","version":3}', "written by a newer simplebus"),
         ('{"format":"simplebus journal","version":1}', "written by an older simplebus"),
+        (
+            '{"format":"simplebus journal","version":2,"bus":"a","salt":8,"checksum":2}',
+            "simplebus.json is damaged",
+        ),
+        ('{"format":"simplebus journal","version":2,"bus":"a"}', "simplebus.json is damaged"),
         ('{"format":"other","version":1}', "has the format 'other'"),
         ('{"format":7}', "simplebus.json is invalid"),
         ("\udce4", "simplebus.json is invalid"),
@@ -53,6 +59,27 @@ def test_refuses_newer_or_foreign_stamp(tmp_path: Path, text: str, expected_erro
     (tmp_path / "simplebus.json").write_text(text, errors="surrogateescape")
     with pytest.raises(JournalError, match=expected_error):
         lock_directory(tmp_path, new_bus="a")
+
+
+def test_damaged_salt_is_refused(tmp_path: Path) -> None:
+    """With another salt, all records would look damaged."""
+    lock_directory(tmp_path, new_bus="a").close()
+    stamp = tmp_path / "simplebus.json"
+    content = msgspec.json.decode(stamp.read_bytes())
+    stamp.write_bytes(msgspec.json.encode(content | {"salt": content["salt"] ^ 1}))
+    with pytest.raises(JournalError, match=r"simplebus\.json is damaged"):
+        open_directory(tmp_path)
+    del content["checksum"]  # Earlier versions of simplebus wrote none.
+    stamp.write_bytes(msgspec.json.encode(content))
+    assert open_directory(tmp_path).salt == content["salt"]
+
+
+@pytest.mark.parametrize("folder", ["classes", "state"])
+def test_incomplete_directory_is_refused(tmp_path: Path, folder: str) -> None:
+    lock_directory(tmp_path, new_bus="a").close()
+    (tmp_path / folder).rmdir()
+    with pytest.raises(JournalError, match=f"contains no directory '{folder}'"):
+        open_directory(tmp_path)
 
 
 def test_refuses_path_that_is_no_directory(tmp_path: Path) -> None:

@@ -80,6 +80,39 @@ def test_reports_messages_of_missing_files(
     recovered_bus.crash()
 
 
+def test_reports_a_missing_middle_and_last_file(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path, segment_bytes=1, boot="first")
+    connect_version2(bus, subscribe(1, 5, durable="billing"))
+    for number in range(4):
+        connect_version2(bus, publish(1, 0, b"%d" % number))
+        bus.broker.clock.now += 1
+        bus.sync()
+    bus.crash()
+    for segment in segments(tmp_path)[1::2]:
+        segment.unlink()
+    bus = KeptBus(tmp_path, boot="first")
+    middle, end = bus.found.problems
+    assert ("missing message 1 of" in middle, "lost message 3 of" in end) == (True, True)
+    durable = bus.broker.classes[1].named_positions["billing", ""]
+    assert durable.undelivered_counts == {Reason.DAMAGED: 1}
+    assert bus.broker.classes[1].dropped_counts == {Reason.DAMAGED: 1}
+    bus.crash()
+
+
+def test_sequences_continue_without_the_folder_of_a_class(tmp_path: Path) -> None:
+    write_three_segments(tmp_path)
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 9))
+    bus.broker.clock.now += 1
+    bus.close()
+    remove_folder(tmp_path)
+    bus = KeptBus(tmp_path)
+    assert (bus.broker.classes[1].ring.head, bus.found.problems) == (9, [])
+    bus.crash()
+
+
 def test_reports_missing_state(tmp_path: Path) -> None:
     sent = write_three_segments(tmp_path)
     for segment in (tmp_path / "state").iterdir():

@@ -19,12 +19,30 @@ from tests.models.last_value_model import (
     read_last_values,
 )
 from tests.storage.journaled_broker import START, KeptBus
+from tests.storage.test_missing_files import damage_record
+from tests.storage.test_recovery import segments
 
 
 @pytest.fixture
 def low(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compact as soon as 300 bytes between values are released."""
     monkeypatch.setattr(last_values, "COMPACTION_BYTES_MIN", 300)
+
+
+def test_damage_deletes_no_other_value(tmp_path: Path) -> None:
+    """Missing messages have no channel, but are no deletion of the value without a channel."""
+    bus = KeptBus(tmp_path)
+    writer = LastValueWriter(bus)
+    for channel, value in (("", b"0"), ("a", b"1"), ("b", b"2"), ("c", b"3")):
+        writer.publish_value(channel, value)
+        bus.sync()
+    drain_class(bus)
+    bus.close()
+    damage_record(segments(tmp_path)[0], 2)
+    for _ in range(2):
+        bus = KeptBus(tmp_path)
+        assert read_last_values(bus) == [b"0", b"1", b"3"]
+        bus.close()
 
 
 def test_last_values_survive_restart(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from simplebus.commands.journal import app
 from simplebus.core.limits import CHECKPOINT_SECONDS, RING_IDLE_TICKS, Limits
 from simplebus.core.settings import Settings
 from tests.behaviour.wire_peer import advance_tick
 from tests.behaviour.wire_peer_v2 import Version2Peer, ack, connect_request, publish, subscribe
 from tests.storage.journaled_broker import KeptBus
+from tests.storage.test_missing_files import damage_record
 
 SETTINGS = Settings(idle_class_seconds=10)
 ADDRESS = "10.0.0.1"
@@ -52,6 +55,37 @@ def remove_idle(bus: KeptBus) -> None:
         advance_tick(bus)
         bus.sync()
     assert not bus.broker.classes
+
+
+@pytest.mark.parametrize("is_repaired", [False, True])
+@pytest.mark.parametrize("is_damaged_early", [False, True])
+def test_gap_does_not_restore_a_removed_class(
+    tmp_path: Path, is_damaged_early: bool, is_repaired: bool
+) -> None:
+    """The last file of a removed class stays, and may contain a gap."""
+    bus = start(tmp_path)
+    for number in range(4):
+        pass_messages(bus, "orders", 1, first=number)
+    class_id = bus.broker.store.class_id_by_name["orders"]
+    (segment,) = (tmp_path / "classes" / f"{class_id:05}").iterdir()
+    if is_damaged_early:
+        bus.crash()
+        damage_record(segment, 1)
+        bus = start(tmp_path)
+        assert f"skipped message 1 of class {bus.broker.classes[class_id].name}" in str(
+            bus.found.problems
+        )
+    remove_idle(bus)
+    bus.close()
+    if not is_damaged_early:
+        damage_record(segment, 1)
+    if is_repaired:
+        CliRunner().invoke(app, ["repair", str(tmp_path)])
+    for is_recorded in (is_damaged_early or is_repaired, True):
+        bus = start(tmp_path)
+        assert (bus.broker.classes == {}, bool(bus.found.problems)) == (True, not is_recorded)
+        assert bus.broker.store.class_registry.removed_classes[class_id].head == 4
+        bus.crash()
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

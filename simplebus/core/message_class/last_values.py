@@ -118,6 +118,11 @@ class LastValues:
         self._scan_new()
         self._last_sequences[(self._last_sequences >= first) & (self._last_sequences < last)] = -1
 
+    def skip_missing(self, first: int, last: int) -> None:
+        """Record that messages `first` to `last - 1` only stand for missing ones."""
+        self._scan_until(first)
+        self._scanned_end = max(self._scanned_end, last)
+
     def _is_value(self, sequence: int, now: float) -> bool:
         """Return True if a scanned message is a last value."""
         row = self._ring.read_row(sequence)

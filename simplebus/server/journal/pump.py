@@ -306,9 +306,13 @@ def load(broker: Broker, directory: JournalDirectory) -> None:
     for problem in found.problems:
         log.warning("journal.repaired", "journal {problem}", problem=problem)
     try:
-        finish_recovery(directory, found, to_disk=broker.commit_log.durability is Durability.DISK)
+        problems = finish_recovery(
+            directory, found, to_disk=broker.commit_log.durability is Durability.DISK
+        )
     except OSError as error:
         raise JournalError(f"cannot use {directory.path} as a journal: {error.strerror}") from None
+    for problem in problems:
+        log.warning("journal.not_repaired", "journal {problem}", problem=problem)
     if found.last_batch_number:
         recovered = format_message_count(found.message_count)
         log.info(
