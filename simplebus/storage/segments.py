@@ -421,26 +421,25 @@ class SegmentChain:
                     next_first = self._first_of_segment(index + 1)
                     continue
                 record = self._next(data, position)
-                is_intact = not isinstance(record, Record) or (
-                    (next_first is not None and not is_wanted(record))
-                    or records.is_intact(data, record)
-                )
-                if isinstance(record, Record) and (is_intact or not self.is_needed(record)):
-                    if not is_intact:
+                if isinstance(record, Record):
+                    is_verified = next_first is None or is_wanted(record)
+                    is_damaged = is_verified and not records.is_intact(data, record)
+                    is_needed = self.is_needed(record)
+                    if is_damaged and is_needed:
+                        record = EndOfRecords(position, records.CHECKSUM_MISMATCH)
+                    elif is_damaged:
                         self._skip_unneeded(path, record)
                     elif record.kind == RecordKind.GAP:
-                        is_needed = self.is_needed(record)
                         self.gaps.append(Gap(record.first, record.last, False, is_needed))
                     else:
                         yield data, record
+                if isinstance(record, Record):
                     self.head, position, batch_number = record.last, record.end, record.batch_number
                     self._time = record.time
                     continue
-                problem = records.CHECKSUM_MISMATCH
-                if isinstance(record, EndOfRecords):
-                    if not record.problem and not _has_data(data, position):
-                        break
-                    problem = record.problem or _NO_DATA
+                if not record.problem and not _has_data(data, position):
+                    break
+                problem = record.problem or _NO_DATA
                 intact = self._intact_records_after(data, position, next_first, batch_number)
                 end = intact[-1].last if intact else self.head
                 can_continue = bool(intact) and self._can_continue_at(intact[0], data, position)
