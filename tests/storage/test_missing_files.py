@@ -10,6 +10,7 @@ import pytest
 
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.durability import Durability
+from simplebus.storage import repair
 from simplebus.storage.inspection import JournalInspection
 from simplebus.storage.records import HEADER_BYTES
 from tests.behaviour.wire_peer import numbered
@@ -238,6 +239,23 @@ def test_reappeared_file_hides_nothing(tmp_path: Path, sizes: tuple[int, ...]) -
         bus = KeptBus(tmp_path, level=Durability.OS, boot="third")
         assert payloads(bus) == [b"old 0", *(n for size in sizes for n in numbered(size))]
         bus.crash()
+
+
+def test_renames_of_useless_files_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power cut undoes them, and old messages return under sequences in use."""
+    write_three_segments(tmp_path)
+    (state,) = (tmp_path / "state").iterdir()
+    damage_record(state, 0)
+    names_when_synced: dict[Path, list[str]] = {}
+
+    def sync(folder: Path) -> None:
+        names_when_synced[folder] = [path.name for path in folder.iterdir()]
+
+    monkeypatch.setattr(repair, "sync_directory", sync)
+    KeptBus(tmp_path, level=Durability.OS).crash()
+    assert names_when_synced == {state.parent: [state.name + ".dropped"]}
 
 
 def test_replaced_messages_stay_skipped_without_later_file(tmp_path: Path) -> None:
