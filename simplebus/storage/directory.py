@@ -183,7 +183,7 @@ def _read_stamp(path: Path) -> Stamp | None:
         age = "a newer" if stamp.version > VERSION else "an older"
         raise JournalError(
             f"{path} has version {stamp.version}, expected version {VERSION}; it was written by "
-            f"{age} simplebus: use that one, or export the messages with it"
+            f"{age} simplebus: use that version, or export the messages with it"
         )
     if not stamp.salt or stamp.checksum not in (None, stamp.compute_checksum()):
         raise JournalError(

@@ -163,14 +163,20 @@ def test_reports_damage_despite_reappeared_file(tmp_path: Path) -> None:
     bus.crash()
 
 
-def test_damaged_start_of_a_file_after_a_torn_end_is_skipped(tmp_path: Path) -> None:
-    bus = KeptBus(tmp_path, level=Durability.OS, boot="first")
-    for number in range(3):
+def write_torn_segment(path: Path, message_count: int) -> Path:
+    """Write one message per batch, and damage message 2. Returns the path of the file."""
+    bus = KeptBus(path, level=Durability.OS, boot="first")
+    for number in range(message_count):
         connect_version2(bus, publish(1, 0, b"old %d" % number))
         bus.sync()
     bus.crash()
-    (torn_segment,) = segments(tmp_path)
-    damage_record(torn_segment, 2)
+    (segment,) = segments(path)
+    damage_record(segment, 2)
+    return segment
+
+
+def test_damaged_start_of_a_file_after_a_torn_end_is_skipped(tmp_path: Path) -> None:
+    write_torn_segment(tmp_path, 3)
     bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
     for number in range(3):
         connect_version2(bus, publish(1, 0, b"new %d" % number))
@@ -187,13 +193,7 @@ def test_damaged_start_of_a_file_after_a_torn_end_is_skipped(tmp_path: Path) -> 
 
 def test_data_after_a_torn_end_stays_dropped_without_later_file(tmp_path: Path) -> None:
     """The first recovery moves the data away, so its sequences can be used again."""
-    bus = KeptBus(tmp_path, level=Durability.OS, boot="first")
-    for number in range(4):
-        connect_version2(bus, publish(1, 0, b"old %d" % number))
-        bus.sync()
-    bus.crash()
-    (torn_segment,) = segments(tmp_path)
-    damage_record(torn_segment, 2)
+    torn_segment = write_torn_segment(tmp_path, 4)
     bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
     connect_version2(bus, publish(1, 0, b"new"))
     bus.sync()
